@@ -1,12 +1,14 @@
 """A team of threads that run one compiled function together, and the barrier they wait at.
 
-Python is not involved between the start and the end of a call: the barrier is one number that the threads count up.
+Python is not involved between the start and the end of a call: the barrier is one number that the threads count up. Who waits
+long for the others sleeps, so that a team loses little beside other programs on its processors.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,33 +18,52 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tonle.models.cpu.products import compiled
+from tonle.models.cpu.vector import I64
 
-_SPINS = 4000  # looks at the counter before the processor is offered to others; some tens of microseconds
+_SPINS = 4000  # looks at the counter before a thread goes to sleep; some tens of microseconds
 
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+# Where the kernel has no futex, waiting threads offer the processor to others. That is slow beside other programs, as whoever
+# yields loses its turn for milliseconds; who sleeps is woken at once.
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None  # the system call
+_WAIT, _WAKE = 128, 129  # its operations, within one process
+_EVERYBODY = 2**31 - 1
+_ARRIVED, _ASLEEP = 0, 1  # places in the counter
+
+
+def _place(context: Any, builder: Any, signature: Any, args: Any, place: int) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    return builder.gep(array.data, [ir.Constant(I64, place)])
+
+
+def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
+    nothing = ir.Constant(I64, 0)
+    words = [ir.Constant(I64, _FUTEX), builder.ptrtoint(address, I64), ir.Constant(I64, operation), value]
+    kind = ir.FunctionType(I64, [I64] * 7)
+    syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+    builder.call(syscall, [*words, nothing, nothing, nothing])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _count_up(typingctx: Any, counter: Any) -> Any:
-    """counter[0] += 1 as one indivisible operation."""
+def _arrive(typingctx: Any, counter: Any) -> Any:
+    """One more has arrived, as one indivisible operation; how many have."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.atomic_rmw("add", array.data, ir.Constant(ir.IntType(64), 1), "seq_cst")
+        place = _place(context, builder, signature, args, _ARRIVED)
+        return builder.add(builder.atomic_rmw("add", place, ir.Constant(I64, 1), "seq_cst"), ir.Constant(I64, 1))
 
     return types.int64(counter), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _look(typingctx: Any, counter: Any) -> Any:
-    """counter[0], seeing what other threads wrote before they counted up."""
+def _arrived(typingctx: Any, counter: Any) -> Any:
+    """How many have, seeing what those threads wrote before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.load_atomic(array.data, "acquire", 8)
+        return builder.load_atomic(_place(context, builder, signature, args, _ARRIVED), "acquire", 8)
 
     return types.int64(counter), generate
 
@@ -60,19 +81,57 @@ def _pause(typingctx: Any) -> Any:
     return types.void(), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _sleep(typingctx: Any, counter: Any, seen: Any) -> Any:
+    """Until `_wake_all`, unless the count of arrivals is another than `seen`. May return for no reason."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _FUTEX is None:
+            kind = ir.FunctionType(ir.IntType(32), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        else:
+            arrivals, asleep = (_place(context, builder, signature, args, place) for place in (_ARRIVED, _ASLEEP))
+            builder.atomic_rmw("add", asleep, ir.Constant(I64, 1), "seq_cst")
+            # The kernel compares the lower half of the count with what was seen, and looks no further.
+            _futex(builder, arrivals, _WAIT, builder.and_(args[1], ir.Constant(I64, 2**32 - 1)))
+            builder.atomic_rmw("sub", asleep, ir.Constant(I64, 1), "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(counter, seen), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _wake_all(typingctx: Any, counter: Any) -> Any:
+    """Whoever sleeps. For the last one who arrives."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _FUTEX is not None:
+            arrivals, asleep = (_place(context, builder, signature, args, place) for place in (_ARRIVED, _ASLEEP))
+            some = builder.icmp_signed(">", builder.load_atomic(asleep, "seq_cst", 8), ir.Constant(I64, 0))
+            with builder.if_then(some, likely=False):
+                _futex(builder, arrivals, _WAKE, ir.Constant(I64, _EVERYBODY))
+        return context.get_dummy_value()
+
+    return types.void(counter), generate
+
+
 @compiled
 def barrier(counter: Any, arrivals: Any, size: Any) -> Any:
     """Wait for the other threads. `arrivals`: what the last barrier returned, 0 before the first."""
     target = arrivals + size
-    _count_up(counter)
+    if _arrive(counter) == target:
+        _wake_all(counter)
+        return target
     spins = 0
-    while _look(counter) < target:
+    while True:
+        seen = _arrived(counter)
+        if seen >= target:
+            return target
         spins += 1
         if spins < _SPINS:
             _pause()
         else:
-            _sched_yield()
-    return target
+            _sleep(counter, seen)
 
 
 class _Orders:
@@ -120,7 +179,7 @@ class Team:
         """`work(member)` on every thread at once; returns when all are done."""
         orders = self._orders
         with self._one_at_a_time:
-            self.counter[0] = 0
+            self.counter[:] = 0
             for queue in orders.work:
                 queue.put(work)
             try:
