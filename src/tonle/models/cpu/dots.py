@@ -64,14 +64,15 @@ def _every(value: int) -> Any:
     return ir.Constant(VI, [value] * LANES)
 
 
-def _dot(code: Code, total: Any, weights: Any, x: Any) -> Any:
+def dot(code: Code, total: Any, weights: Any, x: Any) -> Any:
+    """total + four products of unsigned bytes of weights with signed ones of x, in every lane."""
     name = f"llvm.x86.avx512.vpdpbusd.{LANES * 32}"
     return code.b.call(
         code.b.module.declare_intrinsic(name, (), ir.FunctionType(VI, [VI, VI, VI])), [total, weights, x]
     )
 
 
-def _four(code: Code, base: Any, index: Any) -> Any:
+def four_bytes(code: Code, base: Any, index: Any) -> Any:
     """Four bytes of memory in every lane."""
     address = code.b.bitcast(code.b.gep(base, [index]), ir.PointerType(I32))
     one = code.b.load(address, typ=I32)
@@ -174,10 +175,10 @@ def _dot_product(count: int, which: Literal["both", "high", "low"], *, at_once: 
                         loaded = [_weights(code, weights, source, i, v) for v in vectors]
                         for r in range(count):
                             for d in turn:
-                                x = _four(code, digits[d], builder.add(starts[r], code.times(i, 4)))
+                                x = four_bytes(code, digits[d], builder.add(starts[r], code.times(i, 4)))
                                 for v, weight in zip(vectors, loaded, strict=True):
                                     part = parts[d - turn.start, r, v]
-                                    builder.store(_dot(code, builder.load(part), weight, x), part)
+                                    builder.store(dot(code, builder.load(part), weight, x), part)
 
                     code.loop(quads, quad)
                 _finish(code, count, vectors, parts, which)
