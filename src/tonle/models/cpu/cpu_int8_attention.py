@@ -129,13 +129,13 @@ def turned(code: Code, rows: list[Any]) -> list[Any]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def score_tile(
-    typingctx: Any, keys: Any, k: Any, step: Any, after: Any, key_scales: Any, ks: Any, digits: Any, d: Any, digit_step: Any,
+    typingctx: Any, keys: Any, k: Any, step: Any, later: Any, key_scales: Any, ks: Any, digits: Any, d: Any, digit_step: Any,
     dim: Any, part: Any, scores: Any, s: Any, score_step: Any, room: Any, positions: Any, p: Any, first: Any, window: Any,
     scale: Any, tokens: Any, heads: Any,
 ) -> Any:  # fmt: skip
     """Scores of a tile from PART numbers of a head, added to those of the parts before; the last part makes them float32.
 
-    Keys lie `step` bytes apart; those of the next tile, which are fetched ahead, `after` bytes behind these. digits and scores of
+    Keys lie `step` bytes apart; those of a later tile, which are fetched, `later` bytes behind these. digits and scores of
     a token's heads are dim and room apart, of tokens digit_step and score_step. positions: of the tokens; first: of the tile.
     """
 
@@ -178,7 +178,7 @@ def score_tile(
         return context.get_dummy_value()
 
     return types.void(
-        keys, k, step, after, key_scales, ks, digits, d, digit_step, dim, part, scores, s, score_step, room, positions, p, first,
+        keys, k, step, later, key_scales, ks, digits, d, digit_step, dim, part, scores, s, score_step, room, positions, p, first,
         window, scale, tokens, heads,
     ), generate  # fmt: skip
 
@@ -240,7 +240,7 @@ def scale_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def mix_tile(
-    typingctx: Any, values: Any, v: Any, step: Any, after: Any, scores: Any, s: Any, score_step: Any, room: Any, out: Any, o: Any,
+    typingctx: Any, values: Any, v: Any, step: Any, later: Any, scores: Any, s: Any, score_step: Any, room: Any, out: Any, o: Any,
     out_step: Any, dim: Any, tokens: Any, heads: Any,
 ) -> Any:  # fmt: skip
     """out += weights (scores, scaled) times the values of a tile, LANES numbers of a head at a time. Steps as in `score_tile`."""
@@ -275,5 +275,5 @@ def mix_tile(
         return context.get_dummy_value()
 
     return types.void(
-        values, v, step, after, scores, s, score_step, room, out, o, out_step, dim, tokens, heads
+        values, v, step, later, scores, s, score_step, room, out, o, out_step, dim, tokens, heads
     ), generate

@@ -221,7 +221,7 @@ def _heads_at_once(spans: Any, num_heads: Any, num_kv: Any, rows: Any, size: Any
     for i in range(spans.shape[0]):
         widest = max(widest, spans[i, 1] - spans[i, 0])
     group = num_heads // num_kv
-    if spans.shape[0] >= 2 * size and widest * num_heads <= rows:
+    if (spans.shape[0] >= 2 * size or size == 1) and widest * num_heads <= rows:
         return num_heads
     return group if spans.shape[0] * num_kv >= size and widest * group <= rows else 1
 

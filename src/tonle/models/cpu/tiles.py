@@ -14,6 +14,8 @@ from numba.extending import overload
 from tonle.models.cpu.cpu_int8_attention import HAS_TILES, PART, TILE, mix_tile, scale_tile, score_tile, split_query
 from tonle.models.cpu.products import OPTIONS, compiled
 
+AHEAD = 3  # tiles before a tile is computed, its keys or values are fetched from memory
+
 
 def may_take_tiles(cache: Any) -> bool:
     """Of the type of keys or values: whether some shapes of it are taken in tiles."""
@@ -65,19 +67,18 @@ def _score_tiles(q: Any, first: Any, last: Any, keys: Any, key_scales: Any, tabl
             for h in range(first, last):
                 split_query(q, (t * heads + h) * dim, out, (t * heads + h) * dim, dim)
         begin, tiles = window_start(positions[0], window) // TILE, num_tiles(positions, window)
-        at = place_of_tile(table, begin, block_size)
         for i in range(tiles):
-            after = place_of_tile(table, begin + min(i + 1, tiles - 1), block_size)
+            at = place_of_tile(table, begin + i, block_size)
+            later = place_of_tile(table, begin + min(i + AHEAD, tiles - 1), block_size)
             for kv in range(first // group, (last - 1) // group + 1):
                 low, high = max(first, kv * group), min(last, kv * group + group)
                 scales = (at // block_size * num_kv + kv) * block_size + at % block_size
                 for part in range(dim // PART):
                     score_tile(
-                        keys, (at * num_kv + kv) * dim, num_kv * dim, (after - at) * num_kv * dim, key_scales, scales,
+                        keys, (at * num_kv + kv) * dim, num_kv * dim, (later - at) * num_kv * dim, key_scales, scales,
                         out, low * dim, heads * dim, dim, part, scores, (low - first) * room + i * TILE,
                         (last - first) * room, room, positions, 0, (begin + i) * TILE, window, scale, count, high - low,
                     )  # fmt: skip
-            at = after
 
     def nothing(q: Any, first: Any, last: Any, keys: Any, key_scales: Any, table: Any, positions: Any, window: Any, scale: Any,
                 room: Any, scores: Any, out: Any) -> None:  # fmt: skip
@@ -100,19 +101,18 @@ def _mix_tiles(first: Any, last: Any, values: Any, value_scales: Any, table: Any
         block_size, num_kv = values.shape[1], values.shape[2]
         group = heads // num_kv
         begin, tiles = window_start(positions[0], window) // TILE, num_tiles(positions, window)
-        at = place_of_tile(table, begin, block_size)
         for i in range(tiles):
-            after = place_of_tile(table, begin + min(i + 1, tiles - 1), block_size)
+            at = place_of_tile(table, begin + i, block_size)
+            later = place_of_tile(table, begin + min(i + AHEAD, tiles - 1), block_size)
             for kv in range(first // group, (last - 1) // group + 1):
                 low, high = max(first, kv * group), min(last, kv * group + group)
                 scales = (at // block_size * num_kv + kv) * block_size + at % block_size
                 weights, step = (low - first) * room + i * TILE, (last - first) * room
                 scale_tile(value_scales, scales, scores, weights, step, room, count, high - low)
                 mix_tile(
-                    values, (at * num_kv + kv) * dim, num_kv * dim, (after - at) * num_kv * dim, scores, weights, step, room,
+                    values, (at * num_kv + kv) * dim, num_kv * dim, (later - at) * num_kv * dim, scores, weights, step, room,
                     out, low * dim, heads * dim, dim, count, high - low,
                 )  # fmt: skip
-            at = after
 
     def nothing(first: Any, last: Any, values: Any, value_scales: Any, table: Any, positions: Any, window: Any, room: Any,
                 scores: Any, out: Any) -> None:  # fmt: skip

@@ -1,7 +1,7 @@
 """Attention over an int8 cache in tiles, against sums in float64 over the same cache, and against itself in other company.
 
-Queries are rounded to 16 bits: scores are off by some 2e-5 of the largest, and outputs by as much of the largest value for a score
-of 1, which all heads but the first have about.
+Queries are rounded to 16 bits: scores are off by some 2e-5 of the largest, and outputs by as much of the largest value where the
+largest score is about 1; the first head's are larger.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _takes_tiles(cache: Any) -> Any:
 
 
 class Sequence:
-    """A cache with one sequence in scattered blocks, and queries of its tokens; all else in the cache is noise, its scales NaN."""
+    """A cache with one sequence in scattered blocks, and queries of its tokens; all else in it is noise with scales of NaN."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -141,9 +141,11 @@ def test_a_token_has_the_same_bits_in_every_company(name: str) -> None:
     sequence = Sequence(CASES[name], seed=1)
     alone = np.concatenate([sequence.attended(t, t + 1) for t in range(CONTEXT)])
     for size in (2, 5, 8):
-        for begin in range(0, CONTEXT - size + 1):
+        for begin in range(CONTEXT - size + 1):
             for at_once in {sequence.heads, CASES[name].group, 1}:
-                np.testing.assert_array_equal(sequence.attended(begin, begin + size, at_once), alone[begin : begin + size])
+                np.testing.assert_array_equal(
+                    sequence.attended(begin, begin + size, at_once), alone[begin : begin + size]
+                )
 
 
 def test_what_other_sequences_left_in_a_block_changes_nothing() -> None:
