@@ -147,7 +147,7 @@ def dots_of(
     """scores[s + i] = scale * (q[t, h] . keys of position i), which lie `step` apart from k on. cache: where they come from."""
 
 
-@overload(dots_of, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+@overload(dots_of, jit_options=OPTIONS, inline="always")  # type: ignore[untyped-decorator]
 def _dots_of(
     cache: Any, q: Any, t: Any, h: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any
 ) -> Any:
@@ -176,7 +176,7 @@ def mix_of(
     """out[t, h] += the sum of scores[s + i] * values of position i. As above."""
 
 
-@overload(mix_of, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+@overload(mix_of, jit_options=OPTIONS, inline="always")  # type: ignore[untyped-decorator]
 def _mix_of(
     cache: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, t: Any, h: Any
 ) -> Any:
