@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.vector import F32, I32, I64, LANES, VF, Code, larger, reduce_lanes
 
+LOWEST = -1e30  # the score of what is not seen: its weight is 0
 DIMS = (64, 128)  # head sizes with loops of their own; other multiples of LANES take those of any size
 
 
@@ -189,15 +190,15 @@ def mix_any(
 
 @intrinsic
 def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
-    """scores[s : s + count] = exp(score - the best of them); returns their sum.
+    """scores[s : s + count] = exp(score - the best of them), 0 for LOWEST; returns their sum.
 
     Writes up to the next multiple of LANES: there must be room.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Code(context, builder, signature, args)
-        places = code.pointer(0)
-        lowest = ir.Constant(F32, -1e30)
+        places, unseen = code.pointer(0), ir.Constant(VF, [LOWEST] * LANES)
+        lowest = ir.Constant(F32, LOWEST)
         rounded = builder.sdiv(code.at(code.number(2), LANES - 1), ir.Constant(I64, LANES))
         rest = builder.sub(code.times(rounded, LANES), code.number(2))
         code.loop(rest, lambda i: builder.store(lowest, builder.gep(places, [builder.add(code.number(2), i)])) and None)
@@ -210,7 +211,9 @@ def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
 
         def power(i: Any) -> None:
             at = code.times(i, LANES)
-            value = exponential(code, builder.fsub(code.load(places, at, VF), highest))
+            score = code.load(places, at, VF)
+            value = exponential(code, builder.fsub(score, highest))
+            value = builder.select(builder.fcmp_ordered(">", score, unseen), value, _zero())
             builder.store(builder.fadd(builder.load(total, typ=VF), value), total)
             code.store(value, places, at)
 
@@ -224,21 +227,25 @@ def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
 
 @intrinsic
 def cap_scores(typingctx: Any, scores: Any, s: Any, count: Any, cap: Any) -> Any:
-    """scores[s : s + count] = cap * tanh(score / cap). Writes up to the next multiple of LANES: there must be room."""
+    """scores[s : s + count] = cap * tanh(score / cap), but LOWEST stays. Writes up to the next multiple of LANES: there must be
+    room."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Code(context, builder, signature, args)
         places, one = code.pointer(0), ir.Constant(VF, [1.0] * LANES)
+        unseen = ir.Constant(VF, [LOWEST] * LANES)
         whole = code.spread(code.number(3))
         twice = code.spread(builder.fdiv(ir.Constant(F32, 2.0), code.number(3)))
         rounded = builder.sdiv(code.at(code.number(2), LANES - 1), ir.Constant(I64, LANES))
 
         def keep(i: Any) -> None:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
             at = code.times(i, LANES)
-            power = builder.fmul(code.load(places, at, VF), twice)
+            score = code.load(places, at, VF)
+            power = builder.fmul(score, twice)
             grown = exponential(code, builder.fneg(larger(code, builder.fneg(power), ir.Constant(VF, [-80.0] * LANES))))
             share = builder.fdiv(ir.Constant(VF, [2.0] * LANES), builder.fadd(grown, one))
-            code.store(builder.fmul(whole, builder.fsub(one, share)), places, at)
+            kept = builder.fmul(whole, builder.fsub(one, share))
+            code.store(builder.select(builder.fcmp_ordered(">", score, unseen), kept, score), places, at)
 
         code.loop(rounded, keep)
         return context.get_dummy_value()
@@ -251,6 +258,7 @@ mix_64, mix_128 = _mix(64), _mix(128)
 
 __all__ = [
     "DIMS",
+    "LOWEST",
     "cap_scores",
     "dots_64",
     "dots_128",

@@ -67,14 +67,15 @@ def _every(value: int) -> Any:
     return ir.Constant(VI, [value] * LANES)
 
 
-def _dot(code: Code, total: Any, weights: Any, x: Any) -> Any:
+def dot(code: Code, total: Any, weights: Any, x: Any) -> Any:
+    """total + four products of unsigned bytes of weights with signed ones of x, in every lane."""
     name = f"llvm.x86.avx512.vpdpbusd.{LANES * 32}"
     return code.b.call(
         code.b.module.declare_intrinsic(name, (), ir.FunctionType(VI, [VI, VI, VI])), [total, weights, x]
     )
 
 
-def _four(code: Code, base: Any, index: Any) -> Any:
+def four_bytes(code: Code, base: Any, index: Any) -> Any:
     """Four bytes of memory in every lane."""
     address = code.b.bitcast(code.b.gep(base, [index]), ir.PointerType(I32))
     one = code.b.load(address, typ=I32)
@@ -206,10 +207,10 @@ def _add_products(
                 loaded = [_weights(code, kind, weights, i, v) for v in vectors]
                 for r in range(count):
                     for d in turn:
-                        x = _four(code, digits[d], b.add(starts[r], code.times(i, 4)))
+                        x = four_bytes(code, digits[d], b.add(starts[r], code.times(i, 4)))
                         for v, weight in zip(vectors, loaded, strict=True):
                             part = parts[d - turn.start, r, v]
-                            b.store(_dot(code, b.load(part), weight, x), part)
+                            b.store(dot(code, b.load(part), weight, x), part)
 
             code.loop(quads, quad)
         unit = 1.0 if len(digits) == 1 else TOP_ONE / TOP_TWO

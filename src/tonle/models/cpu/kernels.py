@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.extending import overload
 
 from tonle.models.cpu.cpu_attention import cap_scores, dots_64, dots_128, dots_any, mix_64, mix_128, mix_any, soften
 from tonle.models.cpu.cpu_cache import block_rows
-from tonle.models.cpu.products import compiled, f32
+from tonle.models.cpu.cpu_int8_attention import TILE
+from tonle.models.cpu.products import OPTIONS, compiled, f32
+from tonle.models.cpu.tiles import may_take_tiles, mix_tiles, num_tiles, score_tiles, takes_tiles, window_start
 from tonle.models.cpu.vector import LANES
 
 
@@ -59,67 +62,141 @@ def attend(
     keys and values: (blocks, block, kv heads, dim) of one layer, scales and room as in `Cache`; table: the sequence's blocks;
     positions: of the tokens.
     All tokens and heads take a block before the next one is touched: memory is read once and in order. scores: flat, a row
-    of `room` for each token and head. cap: scores are kept within it, 0 = as they are; sinks: a score of each head that takes
-    weight and gives no value, or empty.
+    of `room` for each token and head, see `row_room`. cap: scores are kept within it, 0 = as they are; sinks: a score of each
+    head that takes weight and gives no value, or empty.
     """
-    count, heads, dim = q.shape
+    count, _, dim = q.shape
     rows = last - first
-    block_size, num_kv = keys.shape[1], keys.shape[2]
-    group = heads // num_kv
-    low_kv, high_kv = first // group, (last - 1) // group + 1
-    begin, end = window_start(positions[0], window), positions[count - 1] + 1
-    for block in range(begin // block_size, -(-end // block_size)):
-        seen = min(end - block * block_size, block_size)
-        flat, place, step, apart = block_rows(keys, key_scales, unpacked, table[block], low_kv, high_kv, seen)
-        for t in range(count):
-            start, low, high = seen_of_block(block, block_size, positions[t], window)
-            if high <= low:
-                continue
-            for h in range(first, last):
-                at = place + low % block_size * step + h // group * apart
-                to = (t * rows + h - first) * room + low - start
-                if dim == 64:
-                    dots_64(q, (t * heads + h) * dim, flat, at, step, high - low, scale, scores, to)
-                elif dim == 128:
-                    dots_128(q, (t * heads + h) * dim, flat, at, step, high - low, scale, scores, to)
-                else:
-                    plain_dots(q[t, h], flat[at:], step, high - low, scale, scores[to:])
+    tiled = takes_tiles(keys)
+    if tiled:
+        score_tiles(q, first, last, keys, key_scales, table, positions, window, scale, room, scores, out)
+    else:
+        _score(q, first, last, keys, key_scales, unpacked, table, positions, window, scale, room, scores)
+    num_sinks = min(sinks.shape[0], 1)
     for t in range(count):
         size = positions[t] + 1 - window_start(positions[t], window)
+        if tiled:
+            size = num_tiles(positions, window) * TILE
         for h in range(first, last):
             to = (t * rows + h - first) * room
             if cap > 0:
                 cap_scores(scores, to, size, cap)
-            num_sinks = min(sinks.shape[0], 1)
             if num_sinks:
                 scores[to + size] = sinks[h]
-            inverse = f32(1.0) / soften(scores, to, size + num_sinks)
-            for i in range(to, to + size):
-                scores[i] *= inverse
+            scores[to + room - 1] = f32(1.0) / soften(scores, to, size + num_sinks)
             for i in range(dim):
                 out[t, h, i] = 0
+    if tiled:
+        mix_tiles(first, last, values, value_scales, table, positions, window, room, scores, out)
+    else:
+        _mix(first, last, values, value_scales, unpacked, table, positions, window, room, scores, out)
+    for t in range(count):
+        for h in range(first, last):
+            inverse = scores[(t * rows + h - first) * room + room - 1]
+            for i in range(dim):
+                out[t, h, i] *= inverse
+
+
+@compiled
+def _score(q: Any, first: Any, last: Any, keys: Any, key_scales: Any, unpacked: Any, table: Any, positions: Any, window: Any,
+           scale: Any, room: Any, scores: Any) -> None:  # fmt: skip
+    """A token's scores begin with the first position that it sees."""
+    count, heads, _ = q.shape
+    block_size, group = keys.shape[1], heads // keys.shape[2]
+    begin, end = window_start(positions[0], window), positions[count - 1] + 1
     for block in range(begin // block_size, -(-end // block_size)):
         seen = min(end - block * block_size, block_size)
-        flat, place, step, apart = block_rows(values, value_scales, unpacked, table[block], low_kv, high_kv, seen)
+        flat, place, step, apart = block_rows(
+            keys, key_scales, unpacked, table[block], first // group, (last - 1) // group + 1, seen
+        )
         for t in range(count):
             start, low, high = seen_of_block(block, block_size, positions[t], window)
             if high <= low:
                 continue
             for h in range(first, last):
                 at = place + low % block_size * step + h // group * apart
-                to = (t * rows + h - first) * room + low - start
-                if dim == 64:
-                    mix_64(flat, at, step, high - low, scores, to, out, (t * heads + h) * dim)
-                elif dim == 128:
-                    mix_128(flat, at, step, high - low, scores, to, out, (t * heads + h) * dim)
-                else:
-                    plain_mix(flat[at:], step, high - low, scores[to:], out[t, h])
+                to = (t * (last - first) + h - first) * room + low - start
+                dots_of(keys, q, t, h, flat, at, step, high - low, scale, scores, to)
 
 
 @compiled
-def window_start(position: Any, window: Any) -> Any:
-    """The first position that a token at `position` sees; window 0: all."""
-    return max(0, position + 1 - window) if window else 0
+def _mix(first: Any, last: Any, values: Any, value_scales: Any, unpacked: Any, table: Any, positions: Any, window: Any, room: Any,
+         scores: Any, out: Any) -> None:  # fmt: skip
+    """out += weights (in scores) times values."""
+    count, heads, _ = out.shape
+    block_size, group = values.shape[1], heads // values.shape[2]
+    begin, end = window_start(positions[0], window), positions[count - 1] + 1
+    for block in range(begin // block_size, -(-end // block_size)):
+        seen = min(end - block * block_size, block_size)
+        flat, place, step, apart = block_rows(
+            values, value_scales, unpacked, table[block], first // group, (last - 1) // group + 1, seen
+        )
+        for t in range(count):
+            start, low, high = seen_of_block(block, block_size, positions[t], window)
+            if high <= low:
+                continue
+            for h in range(first, last):
+                at = place + low % block_size * step + h // group * apart
+                to = (t * (last - first) + h - first) * room + low - start
+                mix_of(values, flat, at, step, high - low, scores, to, out, t, h)
+
+
+def dots_of(
+    cache: Any, q: Any, t: Any, h: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any
+) -> None:
+    """scores[s + i] = scale * (q[t, h] . keys of position i), which lie `step` apart from k on. cache: where they come from."""
+
+
+@overload(dots_of, jit_options=OPTIONS, inline="always")  # type: ignore[untyped-decorator]
+def _dots_of(
+    cache: Any, q: Any, t: Any, h: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any
+) -> Any:
+    def dots(
+        cache: Any, q: Any, t: Any, h: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any
+    ) -> None:
+        heads, dim = q.shape[1], q.shape[2]
+        if dim == 64:
+            dots_64(q, (t * heads + h) * dim, keys, k, step, count, scale, scores, s)
+        elif dim == 128:
+            dots_128(q, (t * heads + h) * dim, keys, k, step, count, scale, scores, s)
+        else:
+            plain_dots(q[t, h], keys[k:], step, count, scale, scores[s:])
+
+    def any_dots(
+        cache: Any, q: Any, t: Any, h: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any
+    ) -> None:
+        plain_dots(q[t, h], keys[k:], step, count, scale, scores[s:])
+
+    return any_dots if may_take_tiles(cache) else dots
+
+
+def mix_of(
+    cache: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, t: Any, h: Any
+) -> None:
+    """out[t, h] += the sum of scores[s + i] * values of position i. As above."""
+
+
+@overload(mix_of, jit_options=OPTIONS, inline="always")  # type: ignore[untyped-decorator]
+def _mix_of(
+    cache: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, t: Any, h: Any
+) -> Any:
+    def mix(
+        cache: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, t: Any, h: Any
+    ) -> None:
+        heads, dim = out.shape[1], out.shape[2]
+        if dim == 64:
+            mix_64(values, v, step, count, scores, s, out, (t * heads + h) * dim)
+        elif dim == 128:
+            mix_128(values, v, step, count, scores, s, out, (t * heads + h) * dim)
+        else:
+            plain_mix(values[v:], step, count, scores[s:], out[t, h])
+
+    def any_mix(
+        cache: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, t: Any, h: Any
+    ) -> None:
+        plain_mix(values[v:], step, count, scores[s:], out[t, h])
+
+    return any_mix if may_take_tiles(cache) else mix
 
 
 @compiled
@@ -130,9 +207,9 @@ def seen_of_block(block: Any, block_size: Any, position: Any, window: Any) -> An
 
 
 @compiled
-def row_room(count: Any) -> Any:
-    """What a row of `count` scores takes: whole vectors."""
-    return (count + LANES - 1) // LANES * LANES
+def row_room(longest: Any) -> Any:
+    """What a row of scores takes: so many in whole vectors, and a vector for a sink and, in the end, the inverse of the sum."""
+    return (longest + LANES - 1) // LANES * LANES + LANES
 
 
 @compiled

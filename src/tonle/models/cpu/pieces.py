@@ -213,9 +213,22 @@ def _spread(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, eps: A
             keep_head(head, values, cache.value_scales[layer], block, offset, h - num_heads - num_kv)
 
 
+@compiled
+def _heads_at_once(spans: Any, num_heads: Any, num_kv: Any, rows: Any, size: Any) -> Any:
+    """How many heads of a span a thread takes together: all, those that share keys, or one. rows: of scores, that there is room
+    for."""
+    widest = 1
+    for i in range(spans.shape[0]):
+        widest = max(widest, spans[i, 1] - spans[i, 0])
+    group = num_heads // num_kv
+    if (spans.shape[0] >= 2 * size or size == 1) and widest * num_heads <= rows:
+        return num_heads
+    return group if spans.shape[0] * num_kv >= size and widest * group <= rows else 1
+
+
 @inlined
 def _mix(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, member: Any, size: Any) -> None:
-    """Attention, a span of tokens at a time: with all heads, or with one where spans are few or contexts long."""
+    """Attention, a span of tokens at a time: with all heads, or with fewer where spans are few or contexts long."""
     num_spans, num_heads, scores = step.spans.shape[0], buffers.q.shape[1], buffers.scores[member]
     window, scale, cap, sinks = (
         packed.how[layer, WINDOW],
@@ -223,13 +236,13 @@ def _mix(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, member: A
         packed.scores[layer, 1],
         packed.sinks[layer],
     )
-    room = row_room(step.longest + 1)  # and a sink
-    at_once = num_heads if num_spans >= 2 * size and SPAN * num_heads * room <= scores.shape[0] else 1
+    room = row_room(step.longest)
+    at_once = _heads_at_once(step.spans, num_heads, cache.keys.shape[3], scores.shape[0] // room, size)
     parts = num_heads // at_once
     # In turns: later tokens of a prompt see more than earlier ones.
     for item in range(member, num_spans * parts, size):
         begin, end = step.spans[item // parts, 0], step.spans[item // parts, 1]
-        first = item % parts
+        first = item % parts * at_once
         attend(buffers.q[begin:end], first, first + at_once, cache.keys[layer], cache.values[layer], cache.key_scales[layer],
                cache.value_scales[layer], cache.unpacked[member], step.tables[step.row_of[begin]], step.positions[begin:end],
                window, scale, cap, sinks, room, scores, buffers.mixed[begin:end])  # fmt: skip
