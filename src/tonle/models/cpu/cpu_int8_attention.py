@@ -147,7 +147,7 @@ def score_tile(
         rows = []
         for i in range(TILE):
             place = b.add(b.mul(step, _int(i)), begin)
-            fetch(code, b.gep(source, [b.add(place, code.number(3))]))
+            code.fetch(b.gep(source, [b.add(place, code.number(3))]))
             rows.append(b.xor(code.load(source, place, VI), ir.Constant(VI, [-0x7F7F7F80] * LANES)))
         quads = turned(code, rows)
         factors = b.fmul(code.load(scales, _int(0), VF), code.spread(code.number(19)))
@@ -181,14 +181,6 @@ def score_tile(
         keys, k, step, later, key_scales, ks, digits, d, digit_step, dim, part, scores, s, score_step, room, positions, p, first,
         window, scale, tokens, heads,
     ), generate  # fmt: skip
-
-
-def fetch(code: Code, address: Any) -> None:
-    """Bring memory near that will be read soon; there need not be any."""
-    kinds = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
-    near = code.b.module.declare_intrinsic("llvm.prefetch.p0", (), kinds)
-    read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-    code.b.call(near, [code.b.bitcast(address, ir.PointerType(I8)), read, keep, data])
 
 
 def _seen(code: Code, position: Any, first: Any, window: Any) -> Any:
@@ -253,7 +245,7 @@ def mix_tile(
 
         def ahead(line: Any) -> None:
             for start in starts:
-                fetch(code, b.gep(source, [b.add(b.add(start, code.number(3)), code.times(line, PART))]))
+                code.fetch(b.gep(source, [b.add(b.add(start, code.number(3)), code.times(line, PART))]))
 
         def column(i: Any) -> None:
             first = code.times(i, LANES)

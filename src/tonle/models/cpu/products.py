@@ -49,6 +49,7 @@ from tonle.models.cpu.vector import (  # noqa: E402
     add_tile_1,
     add_tile_2,
     add_tile_4,
+    fetch_group,
     row_product,
     unpack,
 )
@@ -193,6 +194,7 @@ def _by_floats(matrix: Any, layer: Any, b: Any, x: Any, first: Any, last: Any, s
     _clear(total, last - first)
     scaled = matrix.scale.shape[2] > 0
     for g in range(groups):
+        fetch_group(matrix.weights, w, matrix.scale, s, matrix.minimum, s)
         unpack(matrix.weights, w, matrix.scale, s, matrix.minimum, s, tile, 0)
         w += GROUP * width
         if scaled:
@@ -215,6 +217,7 @@ def _by_narrow_dots(matrix: Any, layer: Any, b: Any, x: Any, first: Any, last: A
     _clear(scratch.total, last - first)
     for g in range(groups):
         w, s = (place + g) * (GROUP * ROWS // 2), (place + g) * ROWS
+        fetch_group(matrix.weights, w, matrix.scale, s, matrix.minimum, s)
         read_factors(matrix.weights, matrix.scale, s, matrix.minimum, s, scratch.factors, 0)
         if last - first < 8:
             _add_group(matrix.weights, w, x, g, first, last, scratch)
@@ -228,9 +231,10 @@ def _by_wide_dots(matrix: Any, layer: Any, b: Any, x: Any, first: Any, last: Any
     place = (layer * matrix.weights.shape[1] + b) * groups
     _clear(scratch.total, last - first)
     for g in range(groups):
-        s = (place + g) * ROWS
+        w, s = (place + g) * (GROUP * ROWS), (place + g) * ROWS
+        fetch_group(matrix.weights, w, matrix.scale, s, matrix.minimum, s)
         read_factors(matrix.weights, matrix.scale, s, matrix.minimum, s, scratch.factors, 0)
-        _add_group(matrix.weights, (place + g) * (GROUP * ROWS), x, g, first, last, scratch)
+        _add_group(matrix.weights, w, x, g, first, last, scratch)
 
 
 def _add_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:

@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from tonle.models.cpu.products import compiled
 from tonle.models.cpu.vector import I64
 
-_SPINS = 4000  # looks at the counter before a thread goes to sleep; some tens of microseconds
+_SPINS = 1500  # looks at the counter before a thread goes to sleep; some tens of microseconds
 
 # Where the kernel has no futex, waiting threads offer the processor to others. That is slow beside other programs, as whoever
 # yields loses its turn for milliseconds; who sleeps is woken at once.

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 ROWS = 64  # output rows per block
 HALF = ROWS // 2
 GROUP = 32  # consecutive k that share a scale, as in the stored formats
+LINE = 64  # bytes of a cache line
 CHUNK = 64  # rows of x at a time: their sums (16 KiB) stay in the first-level cache
 
 
@@ -59,6 +60,13 @@ class Code:
     def store(self, value: Any, base: Any, index: Any) -> None:
         address = self.b.bitcast(self.b.gep(base, [index]), ir.PointerType(value.type))
         self.b.store(value, address).align = 1
+
+    def fetch(self, address: Any) -> None:
+        """Bring memory near that will be read soon; there need not be any."""
+        kinds = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
+        near = self.b.module.declare_intrinsic("llvm.prefetch.p0", (), kinds)
+        read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        self.b.call(near, [self.b.bitcast(address, ir.PointerType(I8)), read, keep, data])
 
     def broadcast(self, base: Any, index: Any) -> Any:
         """One float32 of memory in every lane."""
@@ -151,6 +159,41 @@ def load_factors(code: Code, dtype: Any, base: Any, place: Any) -> Any:
     if dtype == types.uint16:
         return code.b.fpext(code.load(base, place, ir.VectorType(ir.HalfType(), LANES)), VF)
     return code.load(base, place, VF)
+
+
+def group_bytes(dtype: Any) -> int:
+    """Of a group of a block's weights."""
+    return GROUP * HALF if dtype == types.uint8 else GROUP * ROWS * int(dtype.bitwidth) // 8
+
+
+def groups_ahead(dtype: Any) -> int:
+    """How many groups before one is multiplied it is fetched: some kilobytes, which is what is on its way from memory at a time.
+    Processors fetch ahead by themselves, but not across a page, which is four groups of 4-bit weights."""
+    return max(1, 8192 // group_bytes(dtype))
+
+
+def fetch_later(code: Code, base: Any, group: Any, size: int, ahead: int) -> None:
+    """Fetch what belongs to the group `ahead` of `group`, `size` bytes for each."""
+    first = code.b.gep(code.b.bitcast(base, ir.PointerType(I8)), [code.times(code.at(group, ahead), size)])
+    for line in range(0, size, LINE):
+        code.fetch(code.b.gep(first, [ir.Constant(I64, line)]))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fetch_group(typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: Any, m: Any) -> Any:
+    """Fetch the group that is multiplied some groups after the one at these places. It may lie beyond the end."""
+    dtype, offset_free = weights.dtype, minimum.dtype == types.boolean
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code, here, ahead = Code(context, builder, signature, args), ir.Constant(I64, 0), groups_ahead(dtype)
+        fetch_later(code, code.pointer(0), here, group_bytes(dtype), ahead)
+        if _scaled(dtype):
+            fetch_later(code, code.pointer(2), here, ROWS * scale.dtype.bitwidth // 8, ahead)
+            if not offset_free:
+                fetch_later(code, code.pointer(4), here, ROWS * minimum.dtype.bitwidth // 8, ahead)
+        return context.get_dummy_value()
+
+    return types.void(weights, w, scale, s, minimum, m), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -252,6 +295,8 @@ def row_product(
 
             def group(g: Any, vectors: range = vectors, totals: list[Any] = totals, parts: list[Any] = parts) -> None:
                 start = code.times(g, GROUP)
+                if vectors.start == 0:
+                    fetch_later(code, source, g, group_bytes(dtype), groups_ahead(dtype))
                 if _scaled(dtype):
                     code.clear(parts)
 
