@@ -231,7 +231,7 @@ class ServeConfig(WorkerSettings):
     activation_bits: int = _engine(
         "activation_bits",
         values.integer(8, 16),
-        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 8 (two bytes where one would round too much) or 16 (slower, "
+        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 8 (numbers that stand out stay exact) or 16 (slower, "
         "accurate to 1e-4).",
         group=MODEL,
     )
