@@ -80,7 +80,7 @@ class _Stored(RandomModel):
     """A live model's numbers in the stored formats of `RandomModel`; the model gets the values as stored."""
 
     def __init__(self, model: Any) -> None:
-        self.spec = load(model).spec
+        self.spec, self._all_four_bits = load(model).spec, False
         tensors = model.state_dict()
         where = places(self.spec, tensors)
         views = {name: place.of(tensors[place.stored]) for name, place in where.items()}

@@ -147,9 +147,8 @@ class ServeConfig(WorkerSettings):
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
         values.choice("auto", "float32", "fp8", "int8", also={"fp8_e4m3": "fp8"}),
-        "auto (on a CPU int8 where 4- and 8-bit weights are multiplied with 8-bit activations; else as the model computes), "
-        "float32 (for a model computed in float32), fp8 (about half the memory per token, GPU only) or int8 (about a quarter, "
-        "CPU only).",
+        "auto (int8 on a CPU with quantized weights, else as the model computes), float32, fp8 (GPU) or int8 (CPU). fp8 takes "
+        "half the memory per token, int8 a quarter; details: docs/quantization.md.",
     )
     kv_cache_max_size: int | None = _engine(
         "kv_cache_max_size",

@@ -14,9 +14,9 @@ import torch
 from tonle.models.adapters import Adapter, AdapterPart
 from tonle.models.cpu.layout import row_order
 from tonle.models.cpu.low_rank import NUM_FIELDS, QUAD, Adapters, in_pairs
+from tonle.models.cpu.memory import Array, aligned
 from tonle.models.cpu.pack import perceptron_size
 from tonle.models.cpu.vector import HALF, ROWS
-from tonle.models.cpu.workspace import Array, aligned
 from tonle.models.inputs import StepInputs
 from tonle.models.spec import ModelSpec
 

@@ -19,16 +19,18 @@ import torch
 from tonle.models.adapters import Adapter
 from tonle.models.cpu.cpu_adapters import CpuAdapters, sort_by_slot
 from tonle.models.cpu.cpu_cache import Cache
+from tonle.models.cpu.memory import Array
 from tonle.models.cpu.numba_setup import kernels_dir
 from tonle.models.cpu.pack import perceptron_size, rotations
 from tonle.models.cpu.pieces import SPAN
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
+from tonle.models.cpu.tiles import has_tiles
 from tonle.models.cpu.vector import ROWS
 from tonle.models.cpu.wanted import Wanted
 from tonle.models.cpu.warm import is_warm, types_of, warm_later, with_adapters
-from tonle.models.cpu.workspace import Array, Workspace
+from tonle.models.cpu.workspace import Workspace
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.rope import Rotary
@@ -84,8 +86,10 @@ class CpuDecoder:
         self._activation_bits = activation_bits
         # float32 does not catch up with products of integers at any size
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
-        # Where activations are of 8 bits, answers are rounded anyway; who asks for 16 wants them exact.
-        suited = torch.int8 if self._integers and activation_bits == 8 else torch.float32
+        # Where activations are of 8 bits, answers are rounded anyway; who asks for 16 wants them exact. Without kernels for it
+        # attention to int8 would take longer than to float32.
+        rounded = self._integers and activation_bits == 8
+        suited = torch.int8 if rounded and has_tiles(spec.head_dim) else torch.float32
         self.cache_dtype = cache_dtype or suited
         self._types = types_of(packed, activation_bits, self.cache_dtype)
         self._compiling: threading.Thread | None = None

@@ -21,12 +21,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tonle.models.cpu.cpu_attention import LOWEST
-from tonle.models.cpu.dots import BYTES, HAS_DOTS, SIGN, TOP_TWO, dot, four_bytes
+from tonle.models.cpu.dots import BYTES, HAS_DOTS, SIGN, TOP_TWO, dot, four_bytes, nan_of
 from tonle.models.cpu.vector import F32, I8, I32, I64, LANES, VF, VI, Code, each, larger, reduce_lanes
 
 TILE = 16  # positions: a lane each
 PART = BYTES  # numbers of a head whose scores are added at once: a vector of bytes for each position
 HAS_TILES = HAS_DOTS and LANES == TILE
+MOST_DIM = 512  # of a head: sums of 32512 * 128 * dim must fit 32 bits
 
 _SMALL = ir.VectorType(I8, LANES)
 
@@ -58,14 +59,17 @@ def split_query(typingctx: Any, q: Any, at: Any, digits: Any, to: Any, dim: Any)
         (most,) = code.sums(1)
         code.clear([most])
         total = cgutils.alloca_once_value(b, _every(0))
-        b.store(_every(0), total)
+        (square,) = code.sums(1)
+        code.clear([square])
 
         def find(i: Any) -> None:
-            number = each(code, "fabs", code.load(source, code.times(i, LANES), VF))
-            b.store(larger(code, b.load(most, typ=VF), number), most)
+            value = code.load(source, code.times(i, LANES), VF)
+            b.store(larger(code, b.load(most, typ=VF), each(code, "fabs", value)), most)
+            b.store(code.fma(value, value, b.load(square, typ=VF)), square)
 
         code.loop(parts, find)
         largest = reduce_lanes(code, b.load(most, typ=VF), lambda one, other: larger(code, one, other))
+        largest = nan_of(code, reduce_lanes(code, b.load(square, typ=VF), b.fadd), largest)
         zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
         inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, float(TOP_TWO)), largest))
         spread = code.spread(inverse)
@@ -221,7 +225,7 @@ def scale_tile(
         def head(t: Any, h: Any) -> None:
             place = b.add(b.mul(t, code.number(4)), b.mul(h, code.number(5)))
             weight = code.load(target, place, VF)
-            some = b.fcmp_ordered(">", weight, zero)
+            some = b.fcmp_unordered(">", weight, zero)
             code.store(b.select(some, b.fmul(weight, scales), zero), target, place)
 
         code.loop(code.number(6), lambda t: code.loop(code.number(7), lambda h: head(t, h)))

@@ -186,7 +186,8 @@ def _add_products(
     code: Code, count: int, kind: Any, digits: list[Any], passes: list[range], step: Any, groups: Any, scales: Any, x_sums: Any,
     factors: Any, total: Any,
 ) -> None:  # fmt: skip
-    """Of `count` rows, as many vectors of outputs at once as registers hold."""
+    """total[count rows, ROWS] += x times one group of weights, whose type is `kind`, for as many vectors of outputs at once as there
+    are registers. digits: of x, one array or two; passes: which of them are multiplied in each pass over the weights."""
     b, weights = code.b, code.pointer(0)
     columns = min(ROWS // LANES, _SUMS // (count * len(passes[0])))
     starts = [b.mul(step, _int(r)) for r in range(count)]
@@ -196,8 +197,6 @@ def _add_products(
         vectors = range(first, first + columns)
         places = [(d, r, v) for d in passes[0] for r in range(count) for v in vectors]
         parts = {place: cgutils.alloca_once_value(b, _every(0)) for place in places}
-        for part in parts.values():
-            b.store(_every(0), part)
         for turn in passes:
             if turn.start:
                 for part in parts.values():
@@ -246,9 +245,9 @@ add_bytes_1, add_bytes_2, add_bytes_4 = _one_byte(1), _one_byte(2), _one_byte(4)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def add_outlier(
-    typingctx: Any, weights: Any, w: Any, which: Any, value: Any, factors: Any, f: Any, total: Any, to: Any
+    typingctx: Any, weights: Any, w: Any, place: Any, value: Any, factors: Any, f: Any, total: Any, to: Any
 ) -> Any:
-    """total[ROWS] += value times the weights of number `which` of a group. What a weight has beside number times scale
+    """total[ROWS] += value times the weights of the number at `place` in a group. What a weight has beside number times scale
     is in the group's sum of x."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -257,19 +256,19 @@ def add_outlier(
         quad, bits = b.lshr(code.number(2), _int(2)), b.shl(b.and_(code.number(2), _int(3)), _int(3))
         shift, x = code.spread_int(b.trunc(bits, I32)), code.spread(code.number(3))
         for v in range(ROWS // LANES):
-            four = b.bitcast(_weights(code, weights, base, quad, v), VI)
+            four = _weights(code, weights, base, quad, v)
             number = b.uitofp(b.and_(b.lshr(four, shift), _every(255)), VF)
-            place = _int(v * LANES)
-            scaled = b.fmul(code.load(factor, place, VF), x)
-            code.store(code.fma(number, scaled, code.load(target, place, VF)), target, place)
+            column = _int(v * LANES)
+            scaled = b.fmul(code.load(factor, column, VF), x)
+            code.store(code.fma(number, scaled, code.load(target, column, VF)), target, column)
         return context.get_dummy_value()
 
-    return types.void(weights, w, which, value, factors, f, total, to), generate
+    return types.void(weights, w, place, value, factors, f, total, to), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def rows_with_outliers(typingctx: Any, which: Any, at: Any, count: Any) -> Any:
-    """Bit i is set if byte i of `count` is not zero; at most CHUNK. Reads CHUNK bytes: there must be so many."""
+    """Bit i is set if which[at + i] is not 0, for i < count, 1 to CHUNK. Reads CHUNK bytes: there must be so many."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
@@ -301,6 +300,7 @@ def split_group(
         source, highs, lows, scales, x_sums = (code.pointer(place) for place in (0, 2, 4, 6, 8))
         floats = [code.load(source, _int(first), VF) for first in _FIRSTS]
         largest = _largest(code, [each(code, "fabs", value) for value in floats])
+        largest = nan_of(code, _square(code, floats), largest)
         numbers = _rounded(code, floats, largest, float(TOP_TWO))
         for first, number in zip(_FIRSTS, numbers, strict=True):
             below = b.trunc(number, _SMALL)  # -128..127
@@ -318,7 +318,7 @@ def split_group(
 @intrinsic  # type: ignore[untyped-decorator]
 def round_group(
     typingctx: Any, values: Any, v: Any, to_bytes: Any, t: Any, scale: Any, s: Any, sums: Any, u: Any, outlier: Any, o: Any,
-    which: Any, f: Any,
+    which: Any, w: Any,
 ) -> Any:  # fmt: skip
     """One group of float32 as bytes with a scale. A number that stands out is not among them (its byte is 0), but in `outlier`;
     `which`: its place in the group + 1, or 0. sums: of what the bytes stand for, and the outlier."""
@@ -326,27 +326,21 @@ def round_group(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
         source, target, scales, x_sums, outliers, places = (code.pointer(place) for place in (0, 2, 4, 6, 8, 10))
-        kept = [cgutils.alloca_once_value(b, code.load(source, _int(first), VF)) for first in _FIRSTS]
-        for place, first in zip(kept, _FIRSTS, strict=True):
-            b.store(code.load(source, _int(first), VF), place)
-        floats = [b.load(place, typ=VF) for place in kept]
+        floats = [code.load(source, _int(first), VF) for first in _FIRSTS]
+        kept = [cgutils.alloca_once_value(b, value) for value in floats]
         sizes = [each(code, "fabs", value) for value in floats]
-        most = _largest(code, sizes)
-        largest, apart = cgutils.alloca_once_value(b, most), cgutils.alloca_once_value(b, ir.Constant(F32, 0.0))
-        b.store(most, largest)
-        b.store(ir.Constant(F32, 0.0), apart)
+        most, square = _largest(code, sizes), _square(code, floats)
+        largest = cgutils.alloca_once_value(b, nan_of(code, square, most))
+        apart = cgutils.alloca_once_value(b, ir.Constant(F32, 0.0))
         b.store(ir.Constant(I8, 0), places)
-        usual = b.fmul(_square(code, floats), ir.Constant(F32, CREST**2 / GROUP))
+        usual = b.fmul(square, ir.Constant(F32, CREST**2 / GROUP))
         with b.if_then(b.fcmp_ordered(">", b.fmul(most, most), usual), likely=False):
-            mask = ir.Constant(ir.IntType(GROUP), 0)
-            for first, place, value, size in zip(_FIRSTS, kept, floats, sizes, strict=True):
-                found = b.fcmp_ordered("==", size, code.spread(most))
-                b.store(b.select(found, ir.Constant(VF, [0.0] * LANES), value), place)
-                bits = b.zext(b.bitcast(found, ir.IntType(LANES)), ir.IntType(GROUP))
-                mask = b.or_(mask, b.shl(bits, ir.Constant(ir.IntType(GROUP), first)))
-            at = b.zext(b.cttz(mask, ir.Constant(ir.IntType(1), 1)), I64)
-            value = b.load(b.gep(source, [at]), typ=F32)
-            b.store(b.trunc(b.add(at, _int(1)), I8), places)
+            at = _first_of(code, sizes, most)
+            for first, place, value in zip(_FIRSTS, kept, floats, strict=True):
+                here = b.icmp_signed("==", ir.Constant(VI, list(range(first, first + LANES))), code.spread_int(at))
+                b.store(b.select(here, ir.Constant(VF, [0.0] * LANES), value), place)
+            value = b.load(b.gep(source, [b.zext(at, I64)]), typ=F32)
+            b.store(b.trunc(b.add(at, ir.Constant(I32, 1)), I8), places)
             b.store(value, outliers)
             b.store(value, apart)
             b.store(_largest(code, [each(code, "fabs", b.load(place, typ=VF)) for place in kept]), largest)
@@ -358,7 +352,7 @@ def round_group(
         b.store(b.fadd(b.fmul(_sum(code, numbers), unit), b.load(apart, typ=F32)), x_sums)
         return context.get_dummy_value()
 
-    return types.void(values, v, to_bytes, t, scale, s, sums, u, outlier, o, which, f), generate
+    return types.void(values, v, to_bytes, t, scale, s, sums, u, outlier, o, which, w), generate
 
 
 def _largest(code: Code, sizes: list[Any]) -> Any:
@@ -366,6 +360,21 @@ def _largest(code: Code, sizes: list[Any]) -> Any:
     for size in sizes[1:]:
         most = larger(code, most, size)
     return reduce_lanes(code, most, lambda one, other: larger(code, one, other))
+
+
+def _first_of(code: Code, sizes: list[Any], size: Any) -> Any:
+    """Which number of a group is the first of this size, int32."""
+    b, bits = code.b, ir.IntType(GROUP)
+    mask = ir.Constant(bits, 0)
+    for first, vector in zip(_FIRSTS, sizes, strict=True):
+        found = b.bitcast(b.fcmp_ordered("==", vector, code.spread(size)), ir.IntType(LANES))
+        mask = b.or_(mask, b.shl(b.zext(found, bits), ir.Constant(bits, first)))
+    return b.cttz(mask, ir.Constant(ir.IntType(1), 1))
+
+
+def nan_of(code: Code, total: Any, otherwise: Any) -> Any:
+    """NaN if `total`, to which all numbers have been added, is one: integers cannot say so, and comparisons pass it over."""
+    return code.b.select(code.b.fcmp_unordered("uno", total, total), ir.Constant(F32, float("nan")), otherwise)
 
 
 def _square(code: Code, floats: list[Any]) -> Any:

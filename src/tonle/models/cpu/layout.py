@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tonle.models.cpu.dots import SIGN
+from tonle.models.cpu.memory import aligned
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.stored import Stored, join
 from tonle.models.cpu.vector import GROUP, HALF, ROWS
-from tonle.models.cpu.workspace import aligned
 
 Array = npt.NDArray[Any]
 

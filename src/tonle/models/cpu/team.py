@@ -21,10 +21,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tonle.models.cpu.memory import aligned
 from tonle.models.cpu.products import compiled
-from tonle.models.cpu.vector import I64
+from tonle.models.cpu.vector import I64, LINE
 
-_SPINS = 1500  # looks at the counter before a thread goes to sleep; some tens of microseconds
+_SPINS = 1500  # looks at the counter before a thread goes to sleep; 15 microseconds (Zen 5) to 60 (Intel), by how long a pause is
 
 # Where the kernel has no futex, waiting threads offer the processor to others. That is slow beside other programs, as whoever
 # yields loses its turn for milliseconds; who sleeps is woken at once.
@@ -39,12 +40,18 @@ def _place(context: Any, builder: Any, signature: Any, args: Any, place: int) ->
     return builder.gep(array.data, [ir.Constant(I64, place)])
 
 
-def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
+def _futex(builder: Any, address: Any, operation: int, value: Any) -> Any:
+    """What the call returns, int64; -1 if the kernel refuses, or need not wait."""
     nothing = ir.Constant(I64, 0)
     words = [ir.Constant(I64, _FUTEX), builder.ptrtoint(address, I64), ir.Constant(I64, operation), value]
     kind = ir.FunctionType(I64, [I64] * 7)
     syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
-    builder.call(syscall, [*words, nothing, nothing, nothing])
+    return builder.call(syscall, [*words, nothing, nothing, nothing])
+
+
+def _yield(builder: Any) -> None:
+    kind = ir.FunctionType(ir.IntType(32), [])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -76,6 +83,8 @@ def _pause(typingctx: Any) -> Any:
         if platform.machine() in ("x86_64", "AMD64"):
             kind = ir.FunctionType(ir.VoidType(), [])
             builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
+        elif platform.machine() in ("aarch64", "arm64"):
+            builder.asm(ir.FunctionType(ir.VoidType(), []), "isb", "", [], True)
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -87,14 +96,15 @@ def _sleep(typingctx: Any, counter: Any, seen: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _FUTEX is None:
-            kind = ir.FunctionType(ir.IntType(32), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+            _yield(builder)
         else:
             arrivals, asleep = (_place(context, builder, signature, args, place) for place in (_ARRIVED, _ASLEEP))
             builder.atomic_rmw("add", asleep, ir.Constant(I64, 1), "seq_cst")
             # The kernel compares the lower half of the count with what was seen, and looks no further.
-            _futex(builder, arrivals, _WAIT, builder.and_(args[1], ir.Constant(I64, 2**32 - 1)))
+            result = _futex(builder, arrivals, _WAIT, builder.and_(args[1], ir.Constant(I64, 2**32 - 1)))
             builder.atomic_rmw("sub", asleep, ir.Constant(I64, 1), "seq_cst")
+            with builder.if_then(builder.icmp_signed("!=", result, ir.Constant(I64, 0))):
+                _yield(builder)  # somebody arrived meanwhile, or a sandbox forbids the call
         return context.get_dummy_value()
 
     return types.void(counter, seen), generate
@@ -166,7 +176,7 @@ class Team:
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or num_cores()
-        self.counter = np.zeros(8, dtype=np.int64)  # a cache line of its own
+        self.counter = aligned((LINE // 8,), np.dtype(np.int64))  # a cache line of its own
         self._orders = _Orders(self.size - 1)
         self._one_at_a_time = threading.Lock()  # two calls would count at the same barrier, and wait for ever
         for member in range(1, self.size):

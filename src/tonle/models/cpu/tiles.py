@@ -11,10 +11,24 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from tonle.models.cpu.cpu_int8_attention import HAS_TILES, PART, TILE, mix_tile, scale_tile, score_tile, split_query
+from tonle.models.cpu.cpu_int8_attention import (
+    HAS_TILES,
+    MOST_DIM,
+    PART,
+    TILE,
+    mix_tile,
+    scale_tile,
+    score_tile,
+    split_query,
+)
 from tonle.models.cpu.products import OPTIONS, compiled
 
 AHEAD = 3  # tiles before a tile is computed, its keys or values are fetched from memory
+
+
+def has_tiles(head_dim: int) -> bool:
+    """Whether there are kernels for int8 keys and values with heads of this size, in blocks of whole tiles."""
+    return HAS_TILES and head_dim % PART == 0 and head_dim <= MOST_DIM
 
 
 def may_take_tiles(cache: Any) -> bool:
@@ -29,7 +43,7 @@ def takes_tiles(cache: Any) -> Any:
 @overload(takes_tiles, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
 def _takes_tiles(cache: Any) -> Any:
     def fits(cache: Any) -> Any:
-        return cache.shape[1] % TILE == 0 and cache.shape[3] % PART == 0
+        return cache.shape[1] % TILE == 0 and cache.shape[3] % PART == 0 and cache.shape[3] <= MOST_DIM
 
     def never(cache: Any) -> Any:
         return False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tonle.models.cpu.workspace import Array
+from tonle.models.cpu.memory import Array
 from tonle.models.inputs import StepInputs
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tonle.models.cpu.cpu_experts import ExpertBuffers, PackedExperts
+from tonle.models.cpu.memory import Array, aligned
 from tonle.models.cpu.pieces import PERCEPTRON, SPAN
 from tonle.models.cpu.products import Bytes, Digits, Floats, PackedMatrix, Scratch, num_inputs
 from tonle.models.cpu.step import Buffers, PackedWeights
 from tonle.models.cpu.vector import CHUNK, GROUP, ROWS
 from tonle.models.spec import ModelSpec
-
-Array = npt.NDArray[Any]
 
 _FLOAT = np.dtype(np.float32)
 _SHORT = np.dtype(np.int8)
@@ -112,11 +110,3 @@ def scratch_for(widest: int, num_threads: int) -> Scratch:
         factors=aligned((num_threads, 2, ROWS), _FLOAT),
         row=aligned((num_threads, -(-widest // ROWS) * ROWS), _FLOAT),
     )
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Empty, starting at a cache line: a vector that straddles two costs twice."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + 64, dtype=np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)

@@ -26,13 +26,14 @@ from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS, has_dots
 from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.layout import layout
+from tonle.models.cpu.memory import aligned
 from tonle.models.cpu.pack import why_not
 from tonle.models.cpu.products import Bytes, Digits, PackedMatrix
 from tonle.models.cpu.step import product
 from tonle.models.cpu.stored import Stored, from_floats
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import GROUP, I64, LANES, ROWS, VF, Code, lanes_for
-from tonle.models.cpu.workspace import Workspace, aligned
+from tonle.models.cpu.workspace import Workspace
 from tonle.models.decoder import Decoder
 from tonle.models.gguf_file import GGMLType
 from tonle.models.inputs import KVCache, StepInputs
@@ -125,6 +126,28 @@ def test_a_number_that_stands_out_is_not_rounded_and_does_not_coarsen_the_others
     errors = np.abs(out - x @ weights.floats().T).max(axis=1)
     assert errors[1] < 2 * errors[0]  # one byte would be off by half of 100 / 127 in each number
     assert 5 * np.abs(multiplied(matrix, x, 16)[0] - x @ weights.floats().T).max() < errors.min()
+
+
+@needs_dots
+@pytest.mark.parametrize("places", [(3, 5), (3, 20), (17, 31)])
+@pytest.mark.parametrize("second", [1.0, -1.0])
+def test_of_two_numbers_that_stand_out_alike_both_count(places: tuple[int, int], second: float) -> None:
+    weights = stored("q4", 64, 32)
+    x = np.full((1, 32), 0.01, np.float32)
+    x[0, places] = 1, second
+    out, _ = multiplied(layout([weights], gated=False, dots=True), x, 8)
+    np.testing.assert_allclose(out, x @ weights.floats().T, atol=0.02)
+
+
+@needs_dots
+@pytest.mark.parametrize("activation_bits", [8, 16])
+def test_what_is_not_a_number_stays_so(activation_bits: int) -> None:
+    matrix = layout([stored("q4", 64, 64)], gated=False, dots=True)
+    for place in (0, 3, 20, 31):
+        x = RNG.standard_normal((2, 64)).astype(np.float32)
+        x[1, place] = np.nan
+        out, _ = multiplied(matrix, x, activation_bits)
+        assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
 
 
 @needs_dots
