@@ -17,18 +17,19 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.machine import default_pool_bytes
 from tonle.errors import ConfigError
 from tonle.models.cpu import cpu_decoder
-from tonle.models.cpu.dots import HAS_DOTS
+from tonle.models.cpu.tiles import has_tiles
 from tonle.models.source import ModelSource, resolve
 
 PACKED: dict[str, Any] = {"device": "cpu", "quantization": "int8", "quantization_group_size": 32}
-SUITED = "int8" if HAS_DOTS else "float32"
-HEAD = {"int8": 16 + 4, "float32": 4 * 16}  # bytes of a head of 16 numbers, with its scale
+HEAD_DIM = 64
+SUITED = "int8" if has_tiles(HEAD_DIM) else "float32"
+HEAD = {"int8": HEAD_DIM + 4, "float32": 4 * HEAD_DIM}  # bytes of a head, with its scale
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save_folder("llama", path)
+    save_folder("llama", path, head_dim=HEAD_DIM)
     return resolve(path)
 
 

@@ -186,8 +186,8 @@ def _add_products(
     code: Code, count: int, kind: Any, digits: list[Any], passes: list[range], step: Any, groups: Any, scales: Any, x_sums: Any,
     factors: Any, total: Any,
 ) -> None:  # fmt: skip
-    """total[count rows, ROWS] += x times one group of weights, whose type is `kind`, for as many vectors of outputs at once as there
-    are registers. digits: of x, one array or two; passes: which of them are multiplied in each pass over the weights."""
+    """total[count rows, ROWS] += x times one group of weights, whose type is `kind`, for as many vectors of outputs at once as
+    registers hold. digits: of x, one array or two; passes: which of them are multiplied in each pass over the weights."""
     b, weights = code.b, code.pointer(0)
     columns = min(ROWS // LANES, _SUMS // (count * len(passes[0])))
     starts = [b.mul(step, _int(r)) for r in range(count)]

@@ -11,6 +11,7 @@ from tests.fakes.cpu_models import RandomModel, of_row, plain_layer, spec_of, st
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS
 from tonle.models.cpu.team import Team
+from tonle.models.cpu.tiles import has_tiles
 from tonle.models.decoder import Decoder
 
 # Head sizes with loops of their own, with vectors, and with neither.
@@ -57,16 +58,17 @@ def test_rows_are_the_same_bits_alone() -> None:
             torch.testing.assert_close(alone, expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(("packed", "dots", "bits", "expected"), [
-    (True, True, 8, torch.int8),
-    (True, True, 16, torch.float32),  # exact answers were asked for
-    (True, False, 8, torch.float32),  # products are of floats, whose inputs are not rounded
-    (False, True, 8, torch.float32),  # some weights are floats
+@pytest.mark.parametrize(("packed", "dots", "bits", "head_dim", "expected"), [
+    (True, True, 8, 64, torch.int8 if has_tiles(64) else torch.float32),
+    (True, True, 8, 16, torch.float32),  # attention has no kernels for int8 and such heads
+    (True, True, 16, 64, torch.float32),  # exact answers were asked for
+    (True, False, 8, 64, torch.float32),  # products are of floats, whose inputs are not rounded
+    (False, True, 8, 64, torch.float32),  # some weights are floats
 ])  # fmt: skip
-def test_left_to_the_decoder_it_is_for_8_bit_activations_alone(
-    packed: bool, dots: bool, bits: int, expected: torch.dtype
+def test_left_to_the_decoder_it_is_where_that_is_faster_and_answers_are_rounded_anyway(
+    packed: bool, dots: bool, bits: int, head_dim: int, expected: torch.dtype
 ) -> None:
-    model = RandomModel(spec_of(plain_layer()), all_four_bits=packed)
+    model = RandomModel(spec_of(plain_layer(head_dim=head_dim)), all_four_bits=packed)
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=None).cache_dtype == expected
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.int8).cache_dtype == torch.int8
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.float32).cache_dtype == torch.float32
