@@ -29,7 +29,7 @@ class Engine:
     stats = LoopStats()
 
     class card:  # noqa: N801
-        block_size, num_blocks, gpu, max_loras = 16, 10, None, 0
+        block_size, num_blocks, gpu, max_loras, kv_dtype = 16, 10, None, 0, "float32"
 
 
 def exported(model_name: str) -> dict[str, set[str]]:
