@@ -74,7 +74,7 @@ def test_the_table_of_settings_is_whole_and_has_their_defaults() -> None:
 
 def files_of(kind: str, deploy: dict[str, Any]) -> object:
     try:
-        files = render(kind, workload_of({"model": "org/some-7B", "max_model_len": 4096}, deploy))
+        files = render(kind, workload_of({"model": "org/some-7B", "max_model_len": 2048}, deploy))
     except ConfigError:
         return None  # refused
     return [(file.name, file.documents, file.body) for file in files]

@@ -135,11 +135,12 @@ def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, cha
     """What the user wants to know first, and a command to paste."""
     from rich.markup import escape
 
+    kept_in = f" in {card.kv_dtype}" if card.kv_dtype else ""
     facts = {
         "Model": f"{name} ({card.architecture})",
         "Weights": weights(card),
         "Context": f"{card.context_length} tokens",
-        "KV cache": f"{card.num_blocks * card.block_size} tokens in {card.kv_dtype}, up to {card.max_num_seqs} requests at once",
+        "KV cache": f"{card.num_blocks * card.block_size} tokens{kept_in}, up to {card.max_num_seqs} requests at once",
         "API": server.address,
         "Docs": f"{server.url}/docs",
         "Keys": server.keys,

@@ -54,9 +54,9 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     memory_pool_size: int | None = GIB  # bytes of KV cache; None = 640 MiB on a CPU, 320 in int8; what is free on a GPU
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory to use, when memory_pool_size is None
-    kv_cache_dtype: str = (
-        "auto"  # auto = int8 beside 8-bit activations, else as computed | float32 | fp8: on CUDA | int8: on a CPU
-    )
+    # auto = on a CPU int8 where weights are multiplied as integers with 8-bit activations and attention has kernels for it;
+    # else as the model computes | float32 | fp8: on CUDA | int8: on a CPU
+    kv_cache_dtype: str = "auto"
     kv_cache_max_size: int | None = None  # most idle blocks kept for reuse; None = all that fit
     gc_threshold: float = 1.0  # share of the pool above which idle cached blocks are dropped, oldest first
     kv_events_config: dict[str, Any] | None = None  # where to announce cached blocks (vLLM's keys: `KvEventsConfig`)

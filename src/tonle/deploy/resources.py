@@ -24,9 +24,8 @@ _CACHE_BYTES = 10 * GIB  # compiled kernels, and a second file while one is bein
 # By engine.
 _PROCESS_BYTES = {"tonle": GIB, "vllm": 4 * GIB}  # Python processes with torch
 _CPU_KV_BYTES = {"tonle": 640 * MIB, "vllm": 4 * GIB}  # of KV cache on a CPU, unless kv_cache_memory is set
-_CPU_INT8_KV_BYTES = (
-    320 * MIB
-)  # the same with our engine where it is in int8 for certain: auto depends on the processor
+# The same with our engine where it is in int8 for certain: auto depends on the processor.
+_CPU_INT8_KV_BYTES = 320 * MIB
 _KV_BITS = {"float32": 32, "fp8": 8, "int8": 8}
 _GPU_HOST_BYTES = {"tonle": 4 * GIB, "vllm": 8 * GIB}  # besides the weights, which are read through the page cache
 
@@ -87,7 +86,7 @@ def _on_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployConfig)
             "leave it auto, or choose an A10G, L4 or newer",
             param="kv_cache_dtype",
         )
-    context, each_bytes = _one_request(size, serve)
+    context, each_bytes = _one_request(size, serve, deploy)
     have = round(deploy.gpus * (gpu.memory_bytes * serve.gpu_memory_utilization - _GPU_OVERHEAD_BYTES))
     left = serve.kv_cache_memory_bytes or have - size.weight_bytes
     if size.weight_bytes + max(each_bytes, serve.kv_cache_memory_bytes or 0) > have:
@@ -125,7 +124,7 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
         )
     usual = _CPU_INT8_KV_BYTES if serve.kv_cache_dtype == "int8" else _CPU_KV_BYTES[deploy.engine]
     kv_bytes = serve.kv_cache_memory_bytes or usual
-    _check_pool(serve, _one_request(size, serve)[1], kv_bytes)
+    _check_pool(serve, _one_request(size, serve, deploy)[1], kv_bytes)
     need = round(size.weight_bytes * 1.1) + kv_bytes + _PROCESS_BYTES[deploy.engine]
     parts = f"{gib(size.weight_bytes)} of weights ({size.origin}), {gib(kv_bytes)} of KV cache"
     memory = _memory(deploy, need + _COMPILER_BYTES, need, f"{parts} and the server itself take")
@@ -141,10 +140,12 @@ def _check_float32(serve: ServeConfig, deploy: DeployConfig) -> None:
         )
 
 
-def _one_request(size: ModelSize, serve: ServeConfig) -> tuple[int, int]:
+def _one_request(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[int, int]:
     """Tokens of a request that must fit, and their bytes of KV cache."""
     context = serve.max_model_len or min(size.max_positions, _LEAST_CONTEXT)
-    return context, max(1, context * size.kv_bytes_per_token * _KV_BITS.get(serve.kv_cache_dtype, 16) // 16)
+    # On a CPU our engine's auto is float32 or int8, by the processor: what fits in float32 fits in both.
+    auto = 32 if deploy.gpu is None and deploy.engine == "tonle" else 16
+    return context, max(1, context * size.kv_bytes_per_token * _KV_BITS.get(serve.kv_cache_dtype, auto) // 16)
 
 
 def _check_pool(serve: ServeConfig, each_bytes: int, pool_bytes: int) -> None:
@@ -157,7 +158,7 @@ def _check_pool(serve: ServeConfig, each_bytes: int, pool_bytes: int) -> None:
 
 
 def _refuse_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployConfig, have: int) -> None:
-    context, each_bytes = _one_request(size, serve)
+    context, each_bytes = _one_request(size, serve, deploy)
     kv_bytes = max(each_bytes, serve.kv_cache_memory_bytes or 0)
     what = f"one request of {context:,} tokens" if kv_bytes == each_bytes else "kv_cache_memory"
     instead = ["a GPU with more memory", "more gpus"]

@@ -5,7 +5,7 @@ Does: choose, refuse. Does not: decide what `auto` is in a compiled step for CPU
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -13,11 +13,18 @@ from tonle.config.engine import EngineConfig
 from tonle.errors import ConfigError
 
 
-class AnyDecoder(Protocol):
+class ComputingDecoder(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+
+
+@runtime_checkable
+class ChoosesCacheDtype(Protocol):
+    """A decoder whose `auto` is not always the dtype it computes in: `CpuDecoder`, the import of which brings numba."""
+
+    cache_dtype: torch.dtype
 
 
 def asked_kv_dtype(config: EngineConfig) -> torch.dtype | None:
@@ -25,12 +32,11 @@ def asked_kv_dtype(config: EngineConfig) -> torch.dtype | None:
     return {"float32": torch.float32, "int8": torch.int8}.get(config.kv_cache_dtype)
 
 
-def kv_dtype_of(decoder: AnyDecoder, config: EngineConfig) -> torch.dtype:
-    """Raises `ConfigError`."""
+def kv_dtype_of(decoder: ComputingDecoder, config: EngineConfig) -> torch.dtype:
+    """Of keys and values of this decoder; raises `ConfigError`."""
     asked = asked_kv_dtype(config)
     if config.kv_cache_dtype == "auto":
-        chosen: torch.dtype = getattr(decoder, "cache_dtype", decoder.dtype)
-        return chosen
+        return decoder.cache_dtype if isinstance(decoder, ChoosesCacheDtype) else decoder.dtype
     if asked is None:
         instead = "leave it auto" if decoder.device.type == "cuda" else "set int8, or leave it auto"
         raise ConfigError(
@@ -40,8 +46,8 @@ def kv_dtype_of(decoder: AnyDecoder, config: EngineConfig) -> torch.dtype:
     return asked
 
 
-def check_computes_in_float32(decoder: AnyDecoder, config: EngineConfig) -> None:
-    """Where keys and values are asked to be float32 or int8. Raises `ConfigError`."""
+def check_computes_in_float32(decoder: ComputingDecoder, config: EngineConfig) -> None:
+    """Refuse float32 or int8 keys and values for a decoder that computes in another dtype. Raises `ConfigError`."""
     if decoder.dtype != torch.float32:
         raise ConfigError(
             f"kv_cache_dtype {config.kv_cache_dtype} needs a model computed in float32, and this one is computed in "

@@ -43,9 +43,14 @@ def _keys_and_values(config: OptimizationConfig, *, gpu: bool) -> str:
         return "twice the tokens in the same memory; some tokens change"
     if dtype == "int8":
         return "nearly four times the tokens in the same memory; some tokens change"
-    if dtype == "auto" and not gpu and config.value("activation_bits", gpu=gpu) == 8:
-        return "int8 with 4- and 8-bit model files, some tokens change; with others as the weights, exact"
-    return "as the weights: exact"
+    if dtype == "float32" or (not gpu and config.value("activation_bits", gpu=gpu) == 16):
+        return "float32: exact"
+    if not gpu:
+        return (
+            "int8 with 4- and 8-bit model files where the processor has dot products of bytes, some tokens change; "
+            "else float32, exact"
+        )
+    return "as the model computes: exact"
 
 
 def _activations(bits: int, *, gpu: bool) -> str:

@@ -100,10 +100,11 @@ KNOBS = (
     ),
     Knob(
         "kv_cache_dtype",
-        _by_device(cpu=("int8", "float32"), cuda=("fp8",)),  # on a CPU auto is one of them, by the weights
+        # On a CPU auto is int8 or float32, and which is not known here: one of them would be measured against itself.
+        _by_device(cuda=("fp8",)),
         "--kv-cache-dtype",
         simulated=False,
-        purpose="8-bit KV cache: about twice the tokens fit on a GPU, nearly four times on a CPU, where it may be the default",
+        purpose="8-bit KV cache: about twice the tokens fit",
         allow="kv-dtype",
     ),
 )  # fmt: skip

@@ -27,6 +27,8 @@ SHORT = {"max_model_len": 4096}
         (M7 | {"max_model_len": 100_000}, GPU, ["does not fit", "100,000 tokens", "max_model_len", "kv_cache_dtype: fp8"]),
         (M7 | {"kv_cache_memory_bytes": 10 * 2**30}, GPU, ["does not fit", "kv_cache_memory"]),
         (M7 | {"max_model_len": 32768}, {}, ["32,768 tokens", "kv_cache_memory"]),
+        # 508 MiB in 16 bits would fit, but on a CPU auto may be float32.
+        (M7 | SHORT, {}, ["4,096 tokens", "kv_cache_memory"]),
         (M7, {"memory_bytes": 4 * 2**30}, ["memory is 4.0 GiB", "and the server itself take"]),
         (M7, {"memory_limit_bytes": 4 * 2**30}, ["memory_limit is 4.0 GiB"]),
         ({"model": "org/nameless"}, {}, ["the size of org/nameless is not known", "parameters: 7B"]),

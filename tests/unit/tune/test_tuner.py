@@ -120,7 +120,8 @@ def test_a_default_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_measured_only_knobs_are_tried_with_the_best_of_the_simulation(tmp_path: Path) -> None:
-    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["kv-dtype"], own=VALUES)
+    own = {**VALUES, "kv_cache_dtype": ("int8",)}
+    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["kv-dtype"], own=own)
     made, measure, _ = tuner(folder_at(tmp_path / "out"), knobs=knobs, slow=1.2)
     made.run()
     assert any("kv_cache_dtype=int8" in key for key, stage, _ in measure.calls if stage == "search")
