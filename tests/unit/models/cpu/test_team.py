@@ -1,10 +1,14 @@
-"""A team of threads: calls of two callers do not meet at one barrier."""
+"""A team of threads: calls of two callers do not meet at one barrier, and who waits long at it sleeps."""
 
 from __future__ import annotations
 
 import threading
+import time
 
-from tonle.models.cpu.team import Team
+import pytest
+from numba import njit
+
+from tonle.models.cpu.team import _ASLEEP, _FUTEX, Team, barrier
 
 
 def test_two_callers_take_turns() -> None:
@@ -35,3 +39,26 @@ def test_two_callers_take_turns() -> None:
         caller.join(120)
         assert not caller.is_alive()
     assert most == 2  # the members of one call
+
+
+@njit(nogil=True)
+def _meet(counter, size):  # type: ignore[no-untyped-def]
+    return barrier(counter, barrier(counter, 0, size), size)
+
+
+@pytest.mark.skipif(_FUTEX is None, reason="threads do not sleep at barriers here")
+def test_who_waits_long_for_the_last_one_sleeps_and_is_woken() -> None:
+    team, met = Team(3), []
+    asleep = []
+
+    def work(member: int) -> None:
+        if member == 0:
+            end = time.monotonic() + 120
+            while team.counter[_ASLEEP] < 2 and time.monotonic() < end:
+                time.sleep(0.001)
+            asleep.append(int(team.counter[_ASLEEP]))
+        met.append(_meet(team.counter, team.size))
+
+    team.run(work)
+    assert asleep == [2] and met == [6, 6, 6]
+    assert team.counter[_ASLEEP] == 0
