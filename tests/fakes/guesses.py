@@ -31,7 +31,7 @@ class Oracle:
         wrong = [rng.randrange(self._vocab_size) for _ in range(count)]
         return (known[:right] + wrong)[:count]
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
+    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
         pass
 
     def ended(self, sequence: Sequence) -> None:

@@ -35,8 +35,8 @@ class Drafter(Protocol):
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         """For each sequence, at most so many tokens that may follow its `tokens`."""
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
-        """A step has been computed. Before its tokens are known."""
+    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
+        """A step has been computed, and so many of its guesses were right."""
 
     def ended(self, sequence: Sequence) -> None:
         """It gets no more tokens."""
@@ -76,6 +76,7 @@ class Drafts:
         self.num_accepted = 0
         self.accepted_at = [0] * max_draft  # by their place among the guesses of a step
         self.some_wait = False  # of the sequences that run, perhaps
+        self._accepted_before = 0  # when the last step ended
         self._drafter = drafter
         self._max_draft = max_draft
         self._ahead = ahead
@@ -198,8 +199,10 @@ class Drafts:
         return self.some_wait and all(s.waits or (not s.num_pending and s.num_remaining == 1) for s in running)
 
     def step_ended(self, plan: Plan, notes: StepNotes) -> None:
+        """The step was committed."""
         is_turn = self._ahead is not None and bool(plan.drafts)  # the device may have waited for the host before it
-        self._drafter.step_ended(plan, notes.turn_s if is_turn else notes.step_s)
+        num_accepted, self._accepted_before = self.num_accepted - self._accepted_before, self.num_accepted
+        self._drafter.step_ended(plan, notes.turn_s if is_turn else notes.step_s, num_accepted)
 
     def release_memory(self) -> None:
         self._drafter.release_memory()

@@ -241,8 +241,6 @@ class Scheduler(LoadingPlaces):
     def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
         """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
         outcome = StepOutcome()
-        if self.drafts is not None and self.notes is not None:
-            self.drafts.step_ended(plan, self.notes)
         sampled = iter(result.tokens)
         for i, sequence in enumerate(plan.sequences):
             token = next(sampled) if plan.samples[i] else None
@@ -287,8 +285,11 @@ class Scheduler(LoadingPlaces):
                 self._prefixes.publish(sequence)
         if self.notes is not None and self.notes.without_token:
             self.notes.first_tokens()
-        if self.drafts is not None and self.drafts.are_ahead:
-            self.drafts.look_ahead(plan)
+        if self.drafts is not None:
+            if self.notes is not None:
+                self.drafts.step_ended(plan, self.notes)
+            if self.drafts.are_ahead:
+                self.drafts.look_ahead(plan)
         return outcome
 
     def _end(self, sequence: Sequence, outcome: StepOutcome) -> None:

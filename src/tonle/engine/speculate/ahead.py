@@ -156,7 +156,7 @@ class AheadSpeculator(Speculator):
 
     # -- times
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
+    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
         if plan.prompts:
             return
         if plan.drafts:

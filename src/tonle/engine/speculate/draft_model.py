@@ -164,7 +164,7 @@ class DraftModel:
         drawn = dict(zip(order, best, strict=True))
         return [drawn[n] for n in range(len(parts))]
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
+    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
         if not plan.prompts:
             self._cost.learn(plan, seconds - self._spent_s)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tonle.engine.plan import Plan
 from tonle.engine.speculate.draft_cost import DraftCost
 from tonle.engine.speculate.hit_rates import HitRates, OwnRates
+from tonle.engine.speculate.look_gain import LookGain
 from tonle.engine.speculate.recent_answers import RecentAnswers
 from tonle.engine.speculate.text_index import Match, TextIndex
 
@@ -70,17 +71,32 @@ class Speculator:
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self.answers = RecentAnswers()
         self._rates = HitRates()
-        self._cost = DraftCost(max_rows, max_tokens)
+        self._max_rows, self._max_tokens = max_rows, max_tokens
+        self._costs: dict[int, DraftCost] = {}  # by class of rows
+        self._gain = LookGain()
         self._has_many = False  # sequences in the step that is planned
+        self._looks = False  # for guesses, in the step that is planned
         self._least_chance = 1.0  # of a guess in the step that is planned
         self._num_left: int | None = None  # guesses that it may still have; None: any number
 
     def begin_step(self, plan: Plan) -> bool:
-        self._has_many = len(plan.rows) > FEW_ROWS
+        rows = len(plan.rows)
+        self._has_many, self._looks = rows > FEW_ROWS, False
         if plan.prompts:  # a step with prompts is long anyway, and what guesses cost in it is not known
             return False
-        self._least_chance, self._num_left = self._cost.least_chance(len(plan.rows), sum(plan.starts))
-        return self._least_chance < 1.0
+        if self._has_many and not self._gain.looks(rows):
+            return False
+        self._least_chance, self._num_left = self._cost_of(rows).least_chance(rows, sum(plan.starts))
+        self._looks = self._least_chance < 1.0
+        return self._looks
+
+    def _cost_of(self, rows: int) -> DraftCost:
+        """A token more costs little where a step waits for memory, and much where it computes as fast as the machine can: so few
+        sequences are one class, and many are classes of up to twice as many."""
+        number = rows.bit_length() if rows > FEW_ROWS else 0
+        if (known := self._costs.get(number)) is None:
+            known = self._costs[number] = DraftCost(self._max_rows, self._max_tokens)
+        return known
 
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.propose(sequence, most) for sequence, most in wanted]
@@ -137,9 +153,13 @@ class Speculator:
             guesses.append(token)
         return guesses, guesses
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
-        if not plan.prompts:
-            self._cost.learn(plan, seconds)
+    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
+        if plan.prompts:
+            return
+        rows = len(plan.rows)
+        self._cost_of(rows).learn(plan, seconds)
+        if rows > FEW_ROWS:
+            self._gain.learn(rows, looked=self._looks, tokens=rows + num_accepted, seconds=seconds)
 
     def ended(self, sequence: Sequence) -> None:
         sequence.own_text = None

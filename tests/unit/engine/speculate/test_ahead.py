@@ -14,11 +14,11 @@ def taught(factor: float, rows: tuple[int, ...] = (1, 16, 64)) -> AheadSpeculato
     speculator = AheadSpeculator(64, 512)
     for count in rows:
         plain = Plan(rows=list(range(count)), starts=[100] * count, chunks=[None] * count)
-        speculator.step_ended(plain, 0.001)
+        speculator.step_ended(plain, 0.001, 0)
         for guesses in (8, 30, 60, 120):
             chunks: list[list[int] | None] = [[0] * (1 + guesses), *([[0]] * (count - 1))]
             speculator.step_ended(
-                Plan(rows=plain.rows, starts=plain.starts, chunks=chunks, drafts={0: guesses}), 0.001 * factor
+                Plan(rows=plain.rows, starts=plain.starts, chunks=chunks, drafts={0: guesses}), 0.001 * factor, 0
             )
     return speculator
 

@@ -35,7 +35,7 @@ def taught(base_s: float, row_s: float, guess_s: float, rows: tuple[int, ...] = 
     for _ in range(40):
         for count in rows:
             for guesses in (0, 4):
-                speculator.step_ended(step(count, guesses), base_s + count * row_s + guesses * guess_s)
+                speculator.step_ended(step(count, guesses), base_s + count * row_s + guesses * guess_s, guesses)
     return speculator
 
 
@@ -123,7 +123,7 @@ def test_what_a_guess_costs_is_tried_out_and_tried_again() -> None:
     for _ in range(400):
         found = guesses_of(speculator, asked)
         tries += bool(found)
-        speculator.step_ended(step(1, len(found)), 0.0105 + 0.02 * len(found))
+        speculator.step_ended(step(1, len(found)), 0.0105 + 0.02 * len(found), 0)
     assert 2 <= tries <= 4, "once in a while, for machines change"
 
 
@@ -132,3 +132,27 @@ def test_a_step_with_prompts_has_no_guesses() -> None:
     plan = step(2)
     plan.prompts = [1]
     assert not speculator.begin_step(plan)
+
+
+def test_what_a_guess_costs_with_many_sequences_is_not_told_by_steps_of_few() -> None:
+    """One user's machine waits for memory, and a guess costs a tenth of a token; with 16 it costs as much as a token."""
+    speculator = Speculator(32, 512)
+    for _ in range(40):
+        for guesses in (0, 6):
+            speculator.step_ended(step(16, guesses), 0.001 + 0.0006 * (16 + guesses), 0)
+    for _ in range(400):
+        speculator.step_ended(step(1, 6), 0.0034 + 0.0003 * 6, 4)
+    made = sequence([1, *COPIED, 5, *COPIED[:7]])
+    assert guesses_of(speculator, made, rows=1)
+    assert not guesses_of(speculator, made, rows=16)
+
+
+def test_many_sequences_whose_guesses_fail_are_looked_at_rarely() -> None:
+    speculator = taught(0.001, 0.0005, 0.0001, rows=(16,))
+    num_looked, rng = 0, random.Random(5)
+    for _ in range(2000):
+        looked = speculator.begin_step(step(16))
+        num_looked += looked
+        plan_s = 0.009 * rng.uniform(0.95, 1.1) + (0.0004 if looked else 0.0)
+        speculator.step_ended(step(16), plan_s, 0)
+    assert 0 < num_looked < 300

@@ -1,0 +1,73 @@
+"""Steps of many sequences look for guesses where that was measured to pay, and nearly never where it was not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tonle.engine.speculate.look_gain import LookGain
+
+
+def run(gain: LookGain, steps: int, *, brings: float, takes: float, seed: int = 0, rows: int = 16) -> tuple[int, float]:
+    """Steps of 9 ms on a busy machine; a look brings so many tokens and makes a step so many times as long. Steps with a look,
+    and tokens per second to those that there were without any look."""
+    rng, num_looked, seconds, plain_s, tokens = random.Random(seed), 0, 0.0, 0.0, 0
+    num_plain = rows * steps
+    for _ in range(steps):
+        looked = gain.looks(rows)
+        step_s = 0.009 * rng.uniform(0.93, 1.07) * (rng.choice([1.5, 3.0]) if rng.random() < 0.03 else 1.0)
+        plain_s += step_s
+        step_s *= takes if looked else 1.0
+        accepted = 0
+        if looked:
+            accepted = int(brings) + (rng.random() < brings % 1)
+        gain.learn(rows, looked=looked, tokens=rows + accepted, seconds=step_s)
+        num_looked += looked
+        tokens += rows + accepted
+        seconds += step_s
+    return num_looked, tokens / seconds * plain_s / num_plain
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_looks_that_bring_nothing_stop(seed: int) -> None:
+    num_looked, gained = run(LookGain(), 4000, brings=0.0, takes=1.04, seed=seed)
+    assert 0 < num_looked < 600
+    assert gained > 0.99
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_looks_that_pay_go_on(seed: int) -> None:
+    num_looked, gained = run(LookGain(), 4000, brings=3.0, takes=1.06, seed=seed)
+    assert num_looked > 3000
+    assert gained > 1.07
+
+
+def test_what_pays_is_found_out_again_when_the_work_changes() -> None:
+    gain = LookGain()
+    run(gain, 3000, brings=0.0, takes=1.05)
+    num_looked, _ = run(gain, 1000, brings=6.0, takes=1.1)
+    assert num_looked > 500
+    num_looked, _ = run(gain, 1000, brings=0.0, takes=1.05)
+    assert num_looked < 450
+
+
+def test_numbers_of_sequences_are_apart() -> None:
+    gain = LookGain()
+    run(gain, 500, brings=0.0, takes=1.1, rows=16)
+    few, _ = run(gain, 500, brings=3.0, takes=1.0, rows=8)
+    assert few > 350
+
+
+def test_a_step_that_found_no_guess_worth_making_is_one_without_a_look() -> None:
+    gain = LookGain()
+    for _ in range(1000):
+        gain.learn(16, looked=False, tokens=16, seconds=0.009)
+    assert gain.looks(16), "nothing was tried"
+
+
+def test_a_clock_that_stands_still_is_no_measurement() -> None:
+    gain = LookGain()
+    for looked in (True, False) * 20:
+        gain.learn(16, looked=looked, tokens=16, seconds=0.0)
+    assert gain.looks(16)
