@@ -56,7 +56,7 @@ def cuda_machine(
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
     max_rows, max_tokens = config.batch_limits(gpu=True)
-    guess_rows = max(0, min(_LEAST_ROWS, max_tokens) - max_rows) if config.guesses_by == "suffix" else 0
+    guess_rows = max(0, min(_LEAST_ROWS, max_tokens) - max_rows) if config.guesses_by in ("auto", "suffix") else 0
     num_items = max_items(max_rows + guess_rows, spec.num_kv_heads)
     sizes = Sizes(max_rows + guess_rows, max_tokens, _MAX_UPDATES, num_items, adapter_slots, guess_rows)
     with torch.inference_mode():

@@ -58,7 +58,7 @@ def _activations(bits: int, *, gpu: bool) -> str:
         return "not used: of a CPU"
     if bits == 16:
         return "exact to 1e-4 of float32"
-    return "4- and 8-bit model files compute faster; about 1 token in 85 changes"
+    return "4- and 8-bit model files compute faster; about 1 token in 80 changes"
 
 
 def _speculation(enabled: bool) -> str:

@@ -129,6 +129,8 @@ class OptimizationConfig:
     def engine_config(self, *, gpu: bool | None = None) -> EngineConfig:
         """What the engine is built with. `gpu`: for a model on a GPU or a CPU; None: on this machine."""
         settings = {name: self.value(name, gpu=gpu) for name in ENGINE_FIELDS}
+        if not self.is_set("enable_speculative_decoding"):
+            settings["enable_speculative_decoding"] = None  # on devices where it was measured; True: on any
         return EngineConfig(**settings, device=self.device, max_sequence_length=None)
 
     def explain(self, *, gpu: bool | None = None) -> str:

@@ -97,7 +97,7 @@ def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
     is_off = settings.get("speculation") == "off" or settings.get("enable_speculative_decoding") is False
     if not is_off:
         raise ConfigError(
-            f"the server at {url} speculates, which a simulation does not: start it with --speculation off to profile it"
+            f"the server at {url} may speculate, which a simulation does not: start it with --speculation off to profile it"
         )
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from tonle.simulate.fit_times import TimedStep
 from tonle.simulate.fitted_times import FittedTimes
+from tonle.simulate.median_fit import Floats
 
-_WINDOW_S = 2.0
-_SLOW = 1.12  # times what a window of this kind of steps usually takes: a spell
-_LEAST_WINDOWS = 4  # of a kind, to tell what is usual
+_WINDOW_S, _WINDOW_STEPS = 2.0, 16  # of a window, at least
+_SLOW = 1.12  # times what windows usually take: a spell
+_LEAST_WINDOWS = 4  # to tell what is usual
 
 
 def kind_of(step: TimedStep) -> str:
@@ -31,24 +32,40 @@ def kind_of(step: TimedStep) -> str:
 
 
 def undisturbed(steps: Sequence[TimedStep], times: FittedTimes) -> list[TimedStep]:
-    """Without the steps of spells. `times`: fitted to all of them. Of each kind at least half of the windows stay, so a kind
-    that the fit misses as a whole is no spell."""
-    windows: dict[str, dict[int, list[int]]] = {}
-    for place, step in enumerate(steps):
-        if step.device_s is not None:
-            windows.setdefault(kind_of(step), {}).setdefault(int(step.begin_s / _WINDOW_S), []).append(place)
-    slow: set[int] = set()
-    for by_window in windows.values():
-        ratios = [_ratio([steps[place] for place in places], times) for places in by_window.values()]
-        if len(ratios) < _LEAST_WINDOWS:
-            continue
-        limit = _SLOW * float(np.median(ratios))
-        for ratio, places in zip(ratios, by_window.values(), strict=True):
-            if ratio > limit:
-                slow.update(places)
+    """Without the steps of spells. `times`: fitted to all of them. A step counts relative to others of its kind, so a kind that
+    the fit misses as a whole is no spell; a window by its median, so single steps that were held up stay."""
+    timed = [place for place, step in enumerate(steps) if step.device_s is not None]
+    ratios = _relative_to_kind([steps[place] for place in timed], times)
+    windows = _windows([steps[place].begin_s for place in timed])
+    if len(windows) < _LEAST_WINDOWS:
+        return list(steps)
+    medians = [float(np.median(ratios[first:end])) for first, end in windows]
+    limit = _SLOW * float(np.median(medians))
+    slow = {
+        place
+        for median, (first, end) in zip(medians, windows, strict=True)
+        if median > limit
+        for place in timed[first:end]
+    }
     return [step for place, step in enumerate(steps) if place not in slow]
 
 
-def _ratio(steps: Sequence[TimedStep], times: FittedTimes) -> float:
-    """Measured to expected, of all of them together."""
-    return sum(step.device_s or 0.0 for step in steps) / sum(times.device_s(step.work) for step in steps)
+def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes) -> Floats:
+    """Measured to expected, of each, to the median of its kind."""
+    ratios = np.array([(step.device_s or 0.0) / times.device_s(step.work) for step in steps])
+    kinds = np.array([kind_of(step) for step in steps])
+    for kind in np.unique(kinds):
+        ratios[kinds == kind] /= np.median(ratios[kinds == kind])
+    return ratios
+
+
+def _windows(begins_s: Sequence[float]) -> list[tuple[int, int]]:
+    """From one step up to another, not included. Steps at the end that are too few are of the last window."""
+    windows, first = [], 0
+    for place, begin_s in enumerate(begins_s):
+        if place - first >= _WINDOW_STEPS and begin_s - begins_s[first] >= _WINDOW_S:
+            windows.append((first, place))
+            first = place
+    if windows:
+        windows[-1] = (windows[-1][0], len(begins_s))
+    return windows

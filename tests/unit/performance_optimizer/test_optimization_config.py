@@ -76,6 +76,8 @@ def test_explain_says_what_the_engine_is_built_with(level: OptimizationLevel) ->
         if name == "memory_pool_size":
             number, unit = said[name][:2]
             assert int(number) * {"GiB": 2**30, "MiB": MIB}[unit.rstrip("*")] == value
+        elif name == "enable_speculative_decoding":  # left to the engine, which has it on a CPU
+            assert (value, said[name][0], built.guesses_by) == (None, "True", "auto")
         else:
             assert said[name][0].rstrip("*") == str(value)
     assert said["max_num_batched_tokens"][0] == "100*"  # given, not the level's
@@ -152,7 +154,7 @@ def test_what_was_not_asked_for_is_not_warned_of(caplog: pytest.LogCaptureFixtur
 def test_speculation_reaches_the_engine() -> None:
     for gpu in (False, True):
         usual = OptimizationConfig().engine_config(gpu=gpu)
-        assert (usual.guesses_by, usual.speculation_length) == ("suffix", 4)
+        assert (usual.guesses_by, usual.speculation_length) == ("auto", 4)
     asked = OptimizationConfig(enable_speculative_decoding=True, speculation_length=6).engine_config(gpu=False)
     assert (asked.guesses_by, asked.speculation_length) == ("suffix", 6)
     assert OptimizationConfig(enable_speculative_decoding=False).engine_config(gpu=False).guesses_by == "off"

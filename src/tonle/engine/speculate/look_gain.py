@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-_TRIAL_PAIRS = 16  # of a step that looks and one that does not
+_TRIAL_PAIRS = 24  # of a step that looks and one that does not: no single one of them decides
 _LEAST = 0.01  # of its tokens per second a trial must gain
 _RUN = 15  # steps that look between two that do not, where it pays
 _WEIGHT = 1 / 8  # of the latest comparison in the mean, where looking pays
@@ -29,7 +29,8 @@ class _State(Enum):
 class _Class:
     """Steps of about as many sequences: up to twice as many."""
 
-    __slots__ = ("gain", "looked_s", "looked_tokens", "num_looked", "num_pairs", "rest", "rest_left", "state")
+    __slots__ = ("gain", "looked_rows", "looked_s", "looked_tokens", "num_looked", "num_pairs", "rest", "rest_left",
+                 "state")  # fmt: skip
 
     def __init__(self) -> None:
         self.rest = _REST
@@ -44,7 +45,7 @@ class _Class:
 
     def _forget_looks(self) -> None:
         """Since the last step without: what steps with a look took, and brought."""
-        self.looked_s, self.looked_tokens, self.num_looked = 0.0, 0, 0
+        self.looked_s, self.looked_tokens, self.looked_rows, self.num_looked = 0.0, 0, 0, 0
 
     @property
     def looks(self) -> bool:
@@ -52,8 +53,11 @@ class _Class:
             return False
         return self.num_looked < (_RUN if self.state is _State.PAYS else 1)
 
-    def learn(self, looked: bool, tokens: int, seconds: float) -> None:
+    def learn(self, rows: int, looked: bool, tokens: int, seconds: float) -> None:
+        if self.num_looked and abs(rows - self.looked_rows) > 1:
+            self._forget_looks()  # their steps compute something else
         if looked:
+            self.looked_rows = rows
             self.looked_s += seconds
             self.looked_tokens += tokens
             self.num_looked += 1
@@ -94,7 +98,7 @@ class LookGain:
     def learn(self, rows: int, *, looked: bool, tokens: int, seconds: float) -> None:
         """A step without prompts took so long and brought so many tokens."""
         if seconds > 0 and tokens > 0:
-            self._of(rows).learn(looked, tokens, seconds)
+            self._of(rows).learn(rows, looked, tokens, seconds)
 
     def _of(self, rows: int) -> _Class:
         if (known := self._classes.get(rows.bit_length())) is None:

@@ -160,6 +160,7 @@ class Speculator:
         self._cost_of(rows).learn(plan, seconds)
         if rows > FEW_ROWS:
             self._gain.learn(rows, looked=self._looks, tokens=rows + num_accepted, seconds=seconds)
+        self._looks = False  # a step that is full does not ask
 
     def ended(self, sequence: Sequence) -> None:
         sequence.own_text = None
