@@ -49,6 +49,8 @@ class RuleConstraint:
             history.append(token)
         return len(tokens)
 
+    takes_guesses = True
+
     def save(self) -> tuple[list[int], str | None]:
         return list(self.tokens), self._error
 

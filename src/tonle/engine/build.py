@@ -214,7 +214,7 @@ def _drafts(
         return None
     if not runner.lag:
         return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
-    ahead = AheadSpeculator(limits.max_num_seqs, limits.max_num_batched_tokens)
+    ahead = AheadSpeculator(limits.max_num_seqs, limits.max_num_batched_tokens, length)
     return Drafts(ahead, length, ahead=ahead, may_check=runner.checks_drafts, max_entries=runner.max_entries)
 
 

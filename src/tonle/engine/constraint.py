@@ -30,8 +30,12 @@ class Constraint(Protocol):
     def fits(self, tokens: list[int]) -> int:
         """How many of these, guessed, may come one after the other. Nothing changes. Too many are no mistake, but time lost."""
 
+    @property
+    def takes_guesses(self) -> bool:
+        """Guesses can be led along here: `save` and `restore` may be called. Where not, `fits` is 0."""
+
     def save(self) -> Any:
-        """Where it stands, for `restore`. Not while `fits` says 0 of any tokens."""
+        """Where it stands, for `restore`. Only while it `takes_guesses`."""
 
     def restore(self, saved: Any) -> None:
         """As it was when this was saved. An `error` stays."""

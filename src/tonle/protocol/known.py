@@ -31,7 +31,7 @@ _OTHERS = {
         "background chat_template_kwargs context_management conversation enable_response_messages frequency_penalty "
         "ignore_eos include include_stop_str_in_output input instructions logit_bias max_output_tokens max_tool_calls "
         "min_p min_tokens model presence_penalty previous_input_messages previous_response_id priority prompt "
-        "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
+        "reasoning repetition_penalty seed skip_special_tokens speculate stop stop_token_ids stream stream_options temperature "
         "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
     **dict.fromkeys(RERANK_PATHS, f"{_POOLING} chat_template"),

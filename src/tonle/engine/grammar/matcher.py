@@ -106,6 +106,10 @@ class GrammarConstraint:
         self.charge(time.thread_time() - began)
         return count
 
+    @property
+    def takes_guesses(self) -> bool:
+        return True
+
     def save(self) -> tuple[int, list[int]]:
         return self._num_pushed, list(self._run)
 

@@ -140,6 +140,11 @@ class ThinkingConstraint:
                 return len(tokens)
         return 0
 
+    @property
+    def takes_guesses(self) -> bool:
+        """Not while what comes may open a thought or be the answer: the answer may have to begin anew then, for good."""
+        return self._phase in (_Phase.ANSWER, _Phase.THINKING)
+
     def save(self) -> tuple[Any, ...]:
         answer = None if self.answer is None else self.answer.save()
         return self._phase, self._left, self._recent, self._due, self._answer_fits, answer

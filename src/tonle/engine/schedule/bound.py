@@ -93,14 +93,21 @@ def postpone(plan: Plan, entry: int) -> Sequence:
     return sequence
 
 
+def may_force(sequence: Sequence, num_output: int) -> bool:
+    """Tokens that must follow so many others of the answer are appended without a draw."""
+    config = sequence.request.config
+    if config.logprobs is not None:
+        return False  # log-probabilities are those of tokens that were drawn
+    # One of the stop tokens may not come yet, even if it must: drawing finds out, and says so.
+    return not config.stop_token_ids or num_output >= config.min_tokens
+
+
 def _force(sequence: Sequence, least: int) -> Ending | None:
     constraint = sequence.constraint
     assert constraint is not None
     config = sequence.request.config
-    if config.logprobs is not None or constraint.error is not None:
-        return None  # log-probabilities are those of tokens that were drawn
-    if config.stop_token_ids and sequence.num_output < config.min_tokens:
-        return None  # one of these may not come yet, even if it must: drawing finds out, and says so
+    if constraint.error is not None or not may_force(sequence, sequence.num_output):
+        return None
     forced = constraint.forced(sequence.max_tokens - len(sequence.tokens), least)
     if not forced:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from tonle.engine.constraint import Constraint
 from tonle.engine.plan import Plan
+from tonle.engine.schedule.bound import may_force
 from tonle.engine.schedule.sequence import Sequence
 
 
@@ -44,7 +45,8 @@ class BoundDrafts:
         constraint.push(token)
         self._num_tokens[i] += 1
         forced: list[int] = []
-        if sequence.request.config.logprobs is None and not (constraint.is_complete or constraint.error):
+        num_output = sequence.num_output + self._num_tokens[i] - len(sequence.tokens)
+        if may_force(sequence, num_output) and not (constraint.is_complete or constraint.error):
             forced = constraint.forced(sequence.max_tokens - self._num_tokens[i], self._least)
             self._num_tokens[i] += len(forced)
         return None if constraint.is_complete or constraint.error else forced

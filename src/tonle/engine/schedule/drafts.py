@@ -223,6 +223,7 @@ def _takes_guesses(sequence: Sequence) -> bool:
 
 def _certain(sequence: Sequence, most: int) -> list[int]:
     """Tokens without a choice that are drawn all the same, for their log-probabilities: what is drawn is known."""
-    if sequence.constraint is None or sequence.request.config.logprobs is None:
+    constraint = sequence.constraint
+    if constraint is None or sequence.request.config.logprobs is None or not constraint.takes_guesses:
         return []
-    return peek_forced(sequence.constraint, most)
+    return peek_forced(constraint, most)

@@ -52,8 +52,9 @@ def _sample(num_rows: int) -> int:
 class AheadSpeculator(Speculator):
     """The `AheadDrafter` of a scheduler."""
 
-    def __init__(self, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, max_rows: int, max_tokens: int, max_draft: int = MAX_DRAFT) -> None:
         super().__init__(max_rows, max_tokens)
+        self._max_draft = max_draft  # guesses for one sequence in a step
         self.times = DraftTimes()
         self._num_rows = 0  # of the step that is planned
         self._look_at_all = 0  # for so many steps
@@ -71,7 +72,7 @@ class AheadSpeculator(Speculator):
         self._has_many = num_rows > FEW_ROWS
         found = []
         for sequence in sequences:
-            most = min(MAX_DRAFT, sequence.max_tokens - len(sequence.tokens) - 2)
+            most = min(self._max_draft, sequence.max_tokens - len(sequence.tokens) - 2)
             if most > 0:
                 _, chances = self.weigh(sequence, most + 1)
                 if len(chances) > 1:

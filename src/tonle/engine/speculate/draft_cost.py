@@ -28,12 +28,14 @@ class DraftCost:
     def least_chance(self, rows: int, reads: int) -> tuple[float, int | None]:
         """Of a guess in a step of `rows` sequences that read `reads` earlier tokens: at least so likely; 1 or more: none pays.
         And how many guesses the step may have; None: as many as there are."""
-        if self._cost.num_prompt_steps < _NUM_TRIALS or self._num_without >= _TRIAL_EVERY:
-            return _TRIAL_CHANCE, 4 + rows // 4
+        trial = _TRIAL_CHANCE, 4 + rows // 4
+        if self._cost.num_prompt_steps < _NUM_TRIALS:
+            return trial
         step_s = self._cost.expected_s(Work(rows, 0, reads))
-        if step_s <= 0:
-            return 1.0, None
-        return max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s * rows / step_s), None
+        least = 1.0 if step_s <= 0 else max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s * rows / step_s)
+        if least > _TRIAL_CHANCE and self._num_without >= _TRIAL_EVERY:
+            return trial
+        return least, None
 
     def token_s(self, rows: int, reads: int) -> float:
         """What a token is worth in such a step; 0: not known."""

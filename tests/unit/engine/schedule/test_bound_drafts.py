@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from tests.fakes.constraints import RuleConstraint, random_rule
-from tests.fakes.grammars import allowed, constraint_of, say
+from tests.fakes.grammars import allowed, constraint_of, say, text
 from tests.fakes.guesses import Oracle
 from tonle.engine.constraint import Constraint
 from tonle.engine.grammar.thinking import ThinkingConstraint
@@ -32,7 +33,7 @@ class Certain(Oracle):
         return [self.guesses[:most] for _, most in wanted]
 
 
-def decoding(constraint: Constraint, **config: int) -> tuple[Plan, Sequence]:
+def decoding(constraint: Constraint, **config: Any) -> tuple[Plan, Sequence]:
     request = Request(handle=1, prompt=[5], config=ResolvedConfig(max_length=50, **config))
     sequence = Sequence(request, key=0.0, stops=frozenset(), constraint=constraint)
     sequence.row = 0
@@ -80,6 +81,31 @@ def test_a_constraint_stands_where_it_stood_after_the_draw(seed: int) -> None:
         assert constraint.error is None
         now = allowed(constraint) if not isinstance(constraint, RuleConstraint) else constraint.allowed
         assert now == before
+
+
+def test_while_it_may_begin_to_think_no_token_is_led_along_and_back() -> None:
+    """A thought that has begun is for good: the grammar begins anew after it."""
+    first, second, third = text().encode("ab|", add_special_tokens=False)
+    thinking = Thinking(start=[first, second, third], end=[third], budget=3, closing=[third])
+    constraint = ThinkingConstraint(thinking, constraint_of(StructuredOutput(regex="a[0-9]+")))
+    constraint.push(first)  # may still be the answer
+    constraint.push(second)  # may not: the third must follow
+    plan, _ = decoding(constraint, logprobs=0)
+    Drafts(Certain([], may_pay=False)).add(plan, 20, lambda sequence, count, plan: count)
+    assert not plan.drafts and allowed(constraint) == {third}
+    constraint.push(third)
+    assert constraint.takes_guesses and allowed(constraint) is None, "it thinks"
+
+
+def test_nothing_is_forced_behind_a_guess_that_would_not_be_forced_without() -> None:
+    """While a stop token may not come yet, tokens are drawn even where there is no choice: one that must come is refused then."""
+    tokens = text().encode("abc", add_special_tokens=False)
+    for min_tokens, expected in ((20, []), (0, tokens[1:])):
+        constraint = constraint_of(StructuredOutput(regex="abc[0-9]{9}"))
+        plan, sequence = decoding(constraint, stop_token_ids=[7], min_tokens=min_tokens)
+        with BoundDrafts(plan, 10, 1) as after:
+            assert after.follow(0, tokens[0]) == expected
+        assert sequence.tokens == [5]
 
 
 def test_guesses_can_be_led_to_the_end_of_a_grammar_and_back() -> None:

@@ -9,9 +9,9 @@ from tonle.engine.speculate import AheadSpeculator
 from tonle.engine.speculate.draft_times import DraftTimes
 
 
-def taught(factor: float, rows: tuple[int, ...] = (1, 16, 64)) -> AheadSpeculator:
+def taught(factor: float, rows: tuple[int, ...] = (1, 16, 64), max_draft: int = 32) -> AheadSpeculator:
     """One that has seen steps with guesses take so many times what others take."""
-    speculator = AheadSpeculator(64, 512)
+    speculator = AheadSpeculator(64, 512, max_draft)
     for count in rows:
         plain = Plan(rows=list(range(count)), starts=[100] * count, chunks=[None] * count)
         speculator.step_ended(plain, 0.001, 0)
@@ -47,6 +47,12 @@ def test_none_waits_without_a_match_or_where_guesses_take_too_long() -> None:
     assert slow.look_ahead([copying()], 1) == []
     assert slow.begin_step(Plan(rows=[0], starts=[60], chunks=[[1]]))
     assert slow.propose_all([(copying(), 32)]) == [[]]
+
+
+def test_what_waiting_may_bring_is_limited_by_the_guesses_of_a_step() -> None:
+    """With three tokens a step at most, a step that takes three times as long brings nothing."""
+    assert taught(3.0).look_ahead([made := copying()], 1) == [made]
+    assert taught(3.0, max_draft=2).look_ahead([copying()], 1) == []
 
 
 def test_one_of_many_waits_only_if_all_of_them_lose_less() -> None:

@@ -127,6 +127,16 @@ def test_what_a_guess_costs_is_tried_out_and_tried_again() -> None:
     assert 2 <= tries <= 4, "once in a while, for machines change"
 
 
+def test_good_guesses_are_not_held_back_to_try_out_what_they_cost() -> None:
+    """After text without a match it is time to try again, where guesses are expected to pay anyway."""
+    speculator = taught(0.01, 0.0005, 0.0005)
+    asked = sequence([1, *COPIED, 5, *COPIED[:3]])
+    before = len(guesses_of(speculator, asked))
+    for _ in range(200):
+        speculator.step_ended(step(1), 0.0105, 0)
+    assert len(guesses_of(speculator, sequence([1, *COPIED, 5, *COPIED[:3]]))) == before > 0
+
+
 def test_a_step_with_prompts_has_no_guesses() -> None:
     speculator = taught(0.01, 0.0005, 0.0005)
     plan = step(2)

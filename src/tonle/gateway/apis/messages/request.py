@@ -115,6 +115,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[float | None, about("0 = always the most likely token. Default: the model's.")] = None
     top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability.")] = None
     top_k: Annotated[Integer | None, about("Keep the k likeliest tokens.")] = None
+    speculate: Annotated[
+        bool | None, about("false: no speculative decoding for this request. The answer is the same. Default true.")
+    ] = None
     stream: Annotated[bool | None, about("Send events as the answer is generated.")] = None
     metadata: Annotated[RequestMetadata | None, about("user_id keeps a user in one arm of an experiment.")] = None
 
@@ -129,7 +132,7 @@ def count_body(request: CountTokensRequest) -> dict[str, Any]:
 def chat_body(request: MessagesRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
     """Raises `InvalidRequest`."""
     body = _prompt(request) | {"max_tokens": request.max_tokens}
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "speculate"):
         if (value := getattr(request, name)) is not None:
             body[name] = value
     if request.stop_sequences:

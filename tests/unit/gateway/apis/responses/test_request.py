@@ -183,7 +183,7 @@ def test_warnings() -> None:
 
 def test_no_field_of_this_api_is_passed_on_twice() -> None:
     assert not PASSED_ON & set(ResponsesRequest.__struct_fields__)
-    assert {"top_k", "seed", "stop", "chat_template_kwargs", "cache_salt", "use_cache"} <= PASSED_ON
+    assert {"top_k", "seed", "stop", "chat_template_kwargs", "cache_salt", "use_cache", "speculate"} <= PASSED_ON
     assert not {"messages", "response_format", "max_tokens"} & PASSED_ON
 
 
