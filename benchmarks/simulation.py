@@ -1,11 +1,14 @@
 """How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
 
     python -m benchmarks.simulation                                    # the default model on this machine, about 6 minutes
-    python -m benchmarks.simulation --profile-seconds 180 --repeats 5   # on a machine that others share, a quarter of an hour
+    python -m benchmarks.simulation --repeats 5                         # on a machine that others share, half an hour
     python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
 
-Does: start the server, `tonle profile` it, simulate every level and save that to `predictions.json`, drive the server with the
-client of `tonle bench`, print predicted, measured and error. Does not: change a profile by what was measured.
+Does: start the server; in each repeat `tonle profile` it, simulate every level and save that to `predictions.json`, drive the
+server with the client of `tonle bench`; print predicted, measured and error. Does not: change a prediction by what was measured.
+
+A second table has the same levels simulated once more, afterwards, with all steps longer or shorter by the factor that the step
+log shows for the measured ones. It tells the simulator's error from the machine's: processors that others use change their speed.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
 Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens
@@ -20,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,6 +38,7 @@ from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run import fleet_of, simulate
 from tonle.simulate.run_profile import profile_running
 from tonle.simulate.traces import trace_of_workload
+from tonle.tune.correction import Correction, corrected
 
 SATURATION_SHARE = 0.7
 SEED = 7000  # levels and repeats have seeds of their own: no prompt is sent twice
@@ -42,19 +47,24 @@ LIMITS = (0.05, 0.10, 0.10, 0.10, 0.10)
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One load, as often as it is measured: what is predicted of each repeat."""
+    """One load, as often as it is measured. Numbers are those of COLUMNS, by repeat."""
 
     label: str
     users: int | None
     rate: float | None
     requests: int
-    predicted: list[list[float]]  # by repeat: the numbers of COLUMNS
+    predicted: list[list[float]] = []
     measured: list[list[float]] = []
-    step_ratios: list[float] = []  # by repeat: what its steps took, to what the profile says of them
+    at_speed: list[list[float]] = []  # predicted afterwards, with steps as long as they were
+    step_ratios: list[float] = []  # what its steps took, to what the profile says of them
+
+    @property
+    def load(self) -> Load:
+        return Load("concurrency", self.users) if self.users else Load("rate", self.rate or 0.0)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    profile: Profile
+    profiles: list[Profile]  # by repeat
     levels: list[Level]
 
 
@@ -78,33 +88,29 @@ class Predictor:
         self._arguments = arguments
         self._rows = profile.server.max_num_seqs
 
-    def level(self, number: int, load: Load) -> Level:
-        """With as many requests as take `--level-seconds`, but some of each user at least."""
-        some = max(40, self._arguments.rounds * (load.users or 0))
-        rate = load.value if load.users is None else self._report(load, some, SEED).requests_per_s
-        requests = max(some, round(rate * self._arguments.level_seconds))
-        repeats = range(self._arguments.repeats)
-        predicted = [numbers(self._report(load, requests, seed_of(number, repeat))) for repeat in repeats]
-        return Level(load.label, load.users, None if load.users else load.value, requests, predicted)
+    def plan(self) -> list[Level]:
+        """What is to be measured: with as many requests as take `--level-seconds`, but some of each user at least."""
+        loads = [Load("concurrency", users) for users in self._arguments.users]
+        saturation = self.report(Load("concurrency", self._rows), 6 * self._rows, SEED).requests_per_s
+        loads.append(Load("rate", round(SATURATION_SHARE * saturation, 3)))
+        levels = []
+        for load in loads:
+            some = max(40, self._arguments.rounds * (load.users or 0))
+            rate = load.value if load.users is None else self.report(load, some, SEED).requests_per_s
+            requests = max(some, round(rate * self._arguments.level_seconds))
+            levels.append(Level(load.label, load.users, None if load.users else load.value, requests))
+        return levels
 
-    def saturation(self) -> float:
-        load = Load("concurrency", self._rows)
-        return self._report(load, 6 * self._rows, SEED).requests_per_s
+    def numbers(self, level: Level, seed: int) -> list[float]:
+        return numbers(self.report(level.load, level.requests, seed))
 
-    def _report(self, load: Load, requests: int, seed: int) -> LevelReport:
+    def report(self, load: Load, requests: int, seed: int) -> LevelReport:
         options = options_of(self._arguments, load, requests, seed)
         return simulate(trace_of_workload(options), self._fleet, seed=seed).level()
 
 
 def seed_of(number: int, repeat: int) -> int:
     return SEED + 100 * (number + 1) + repeat
-
-
-def predict(profile: Profile, arguments: argparse.Namespace) -> list[Level]:
-    predictor = Predictor(profile, arguments)
-    loads = [Load("concurrency", users) for users in arguments.users]
-    loads.append(Load("rate", round(SATURATION_SHARE * predictor.saturation(), 3)))
-    return [predictor.level(number, load) for number, load in enumerate(loads)]
 
 
 class StepClock:
@@ -122,31 +128,21 @@ class StepClock:
         return sum(step.device_s or 0.0 for step in steps) / expected_s if expected_s else 1.0
 
 
-def measure(levels: Sequence[Level], arguments: argparse.Namespace, url: str, clock: StepClock) -> list[Level]:
-    """Repeat by repeat, so that what changes with time is shared by all levels."""
-    found: list[list[list[float]]] = [[] for _ in levels]
-    ratios: list[list[float]] = [[] for _ in levels]
-    for repeat in range(arguments.repeats):
-        for number, level in enumerate(levels):
-            load = Load("concurrency", level.users) if level.users else Load("rate", level.rate or 0.0)
-            report = run_bench(options_of(arguments, load, level.requests, seed_of(number, repeat), url))
-            if report.interrupted or not report.ok:
-                raise SystemExit(f"{level.label}: {report.levels[0].failures if report.levels else 'stopped'}")
-            found[number].append(numbers(report.levels[0]))
-            ratios[number].append(clock.ratio())
-            for note in report.notes:
-                say(f"  {level.label}: {note}")
-            rate, ratio = found[number][-1][0], ratios[number][-1]
-            say(
-                f"  measured {level.label}, repeat {repeat + 1}: {rate:,.0f} tokens/s, steps {ratio:.2f} of the profile's"
-            )
-    return [
-        msgspec.structs.replace(level, measured=each, step_ratios=own)
-        for level, each, own in zip(levels, found, ratios, strict=True)
-    ]
+def measure(level: Level, seed: int, arguments: argparse.Namespace, url: str) -> list[float]:
+    report = run_bench(options_of(arguments, level.load, level.requests, seed, url))
+    if report.interrupted or not report.ok:
+        raise SystemExit(f"{level.label}: {report.levels[0].failures if report.levels else 'stopped'}")
+    for note in report.notes:
+        say(f"  {level.label}: {note}")
+    return numbers(report.levels[0])
 
 
-def table(levels: Sequence[Level]) -> str:
+def at_speed(profile: Profile, ratio: float) -> Profile:
+    """All steps take so many times what the profile says."""
+    return msgspec.structs.replace(profile, times=corrected(profile.times, Correction(step=ratio)))
+
+
+def table(levels: Sequence[Level], *, speed_known: bool) -> str:
     """Medians over repeats. The last column says how fast the machine was meanwhile: median, lowest and highest."""
     lines = [
         "| load | requests | " + " | ".join(f"{name}: predicted / measured" for name in COLUMNS) + " | steps |",
@@ -155,7 +151,7 @@ def table(levels: Sequence[Level]) -> str:
     for level in levels:
         cells = []
         for place, limit in enumerate(LIMITS):
-            predicted = statistics.median(each[place] for each in level.predicted)
+            predicted = statistics.median(each[place] for each in (level.at_speed if speed_known else level.predicted))
             measured = statistics.median(each[place] for each in level.measured)
             error = predicted / measured - 1
             digits = ",.4g" if place else ",.0f"
@@ -188,28 +184,56 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     step_log = out / "steps.jsonl"
     model, flags = server_flags(arguments, root)
+    profiles: list[Profile] = []
+    levels: list[Level] = []
     with ServerProcess.tonle(model, [*flags, "--step-log", str(step_log)], log=out / "server.log") as server:
         say(f"serving {read_step_log(step_log).engine.model} at {server.url}")
-        if arguments.profile is None:
-            profile = profile_running(
-                server.url,
-                step_log,
-                seconds=arguments.profile_seconds,
-                clients=arguments.clients,
-                tell=lambda label, _: say(f"  profile: {label}"),
-            )
-            save_profile(profile, out / "profile.json")
-        else:
-            profile = load_profile(arguments.profile)
-        for fit in profile.fits:
-            errors = f"median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}, sum {fit.total_error:+.1%}"
-            say(f"  {fit.kind}: {fit.steps} steps, {errors}")
-        levels = predict(profile, arguments)
-        write(out / "predictions.json", Comparison(profile, levels))
-        say(f"predictions are in {out / 'predictions.json'}; now the real runs")
-        levels = measure(levels, arguments, server.url, StepClock(step_log, profile))
-    write(out / "comparison.json", Comparison(profile, levels))
-    print(table(levels))
+        for repeat in range(arguments.repeats):
+            profiles.append(profile_of(server.url, step_log, arguments))
+            predictor = Predictor(profiles[-1], arguments)
+            levels = levels or predictor.plan()
+            seeds = [seed_of(number, repeat) for number in range(len(levels))]
+            levels = [
+                with_next(level, predicted=predictor.numbers(level, seed))
+                for level, seed in zip(levels, seeds, strict=True)
+            ]
+            write(out / "predictions.json", Comparison(profiles, levels))
+            say(f"predictions are in {out / 'predictions.json'}; now the real runs")
+            clock = StepClock(step_log, profiles[-1])
+            for number, seed in enumerate(seeds):
+                found, ratio = measure(levels[number], seed, arguments, server.url), clock.ratio()
+                say(
+                    f"  repeat {repeat + 1}, {levels[number].label}: {found[0]:,.0f} tokens/s, steps {ratio:.2f} of the profile's"
+                )
+                known = Predictor(at_speed(profiles[-1], ratio), arguments).numbers(levels[number], seed)
+                levels[number] = with_next(levels[number], measured=found, step_ratios=ratio, at_speed=known)
+    write(out / "comparison.json", Comparison(profiles, levels))
+    print(table(levels, speed_known=False))
+    print("\nSimulated again afterwards, with steps longer by the factor in the last column:\n")
+    print(table(levels, speed_known=True))
+
+
+def profile_of(url: str, step_log: Path, arguments: argparse.Namespace) -> Profile:
+    """Of the running server, made now, or the one that was given."""
+    if arguments.profile is not None:
+        return load_profile(arguments.profile)
+    profile = profile_running(
+        url,
+        step_log,
+        seconds=arguments.profile_seconds,
+        clients=arguments.clients,
+        tell=lambda label, _: say(f"  profile: {label}"),
+    )
+    save_profile(profile, arguments.out / "profile.json")
+    for fit in profile.fits:
+        errors = f"median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}, sum {fit.total_error:+.1%}"
+        say(f"  {fit.kind}: {fit.steps} steps, {errors}")
+    return profile
+
+
+def with_next(level: Level, **values: Any) -> Level:
+    """With the values of one more repeat."""
+    return msgspec.structs.replace(level, **{name: [*getattr(level, name), value] for name, value in values.items()})
 
 
 def write(path: Path, comparison: Comparison) -> None:
@@ -232,7 +256,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=4, help="requests of each user at least; with 40 the first round is beyond p95"
     )
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="each with a profile of its own")
     parser.add_argument(
         "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"
     )
