@@ -189,7 +189,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     with ServerProcess.tonle(model, [*flags, "--step-log", str(step_log)], log=out / "server.log") as server:
         say(f"serving {read_step_log(step_log).engine.model} at {server.url}")
         for repeat in range(arguments.repeats):
-            profiles.append(profile_of(server.url, step_log, arguments))
+            profiles.append(profile_of(server.url, step_log, repeat, arguments))
             predictor = Predictor(profiles[-1], arguments)
             levels = levels or predictor.plan()
             seeds = [seed_of(number, repeat) for number in range(len(levels))]
@@ -213,7 +213,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     print(table(levels, speed_known=True))
 
 
-def profile_of(url: str, step_log: Path, arguments: argparse.Namespace) -> Profile:
+def profile_of(url: str, step_log: Path, seed: int, arguments: argparse.Namespace) -> Profile:
     """Of the running server, made now, or the one that was given."""
     if arguments.profile is not None:
         return load_profile(arguments.profile)
@@ -221,6 +221,7 @@ def profile_of(url: str, step_log: Path, arguments: argparse.Namespace) -> Profi
         url,
         step_log,
         seconds=arguments.profile_seconds,
+        seed=seed,  # other prompts each time: the server has those of before in its prefix cache
         clients=arguments.clients,
         tell=lambda label, _: say(f"  profile: {label}"),
     )

@@ -116,6 +116,12 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
             "kv_cache_dtype: int8 is of our engine alone; leave it auto, or set engine: tonle", param="kv_cache_dtype"
         )
     _check_float32(serve, deploy)
+    if serve.kv_cache_dtype != "auto" and serve.dtype in ("bfloat16", "float16"):
+        raise ConfigError(
+            f"kv_cache_dtype: {serve.kv_cache_dtype} on a CPU needs a model computed in float32; set dtype: float32, or leave "
+            "kv_cache_dtype auto",
+            param="kv_cache_dtype",
+        )
     if deploy.engine == "vllm" and serve.max_model_len is None:
         raise ConfigError(
             "engine: vllm on a CPU needs max_model_len, because there it does not fit the context to the memory by itself; "
@@ -143,9 +149,17 @@ def _check_float32(serve: ServeConfig, deploy: DeployConfig) -> None:
 def _one_request(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[int, int]:
     """Tokens of a request that must fit, and their bytes of KV cache."""
     context = serve.max_model_len or min(size.max_positions, _LEAST_CONTEXT)
+    return context, max(1, context * size.kv_bytes_per_token * _kv_bits(serve, deploy) // 16)
+
+
+def _kv_bits(serve: ServeConfig, deploy: DeployConfig) -> int:
+    """Of a number in the KV cache, at most."""
+    if serve.kv_cache_dtype != "auto":
+        return _KV_BITS[serve.kv_cache_dtype]
+    if serve.dtype != "auto":
+        return 32 if serve.dtype == "float32" else 16
     # On a CPU our engine's auto is float32 or int8, by the processor: what fits in float32 fits in both.
-    auto = 32 if deploy.gpu is None and deploy.engine == "tonle" else 16
-    return context, max(1, context * size.kv_bytes_per_token * _KV_BITS.get(serve.kv_cache_dtype, auto) // 16)
+    return 32 if deploy.gpu is None and deploy.engine == "tonle" else 16
 
 
 def _check_pool(serve: ServeConfig, each_bytes: int, pool_bytes: int) -> None:

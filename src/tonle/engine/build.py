@@ -261,6 +261,7 @@ def _decoder(model: ModelSource | Any, config: EngineConfig) -> LoadedDecoder:
             model,
             activation_bits=config.activation_bits,
             cache_dtype=asked_kv_dtype(config),
+            block_size=config.block_size,
             wait_for_kernels=waits,
             context=context,
             quantization=quantization,

@@ -76,7 +76,12 @@ def open_draft(
             f"{source.name} runs through transformers, which is too slow for guesses; use another speculation_model, or none",
             param="speculation_model",
         )
-    drafting = open_cpu(source, activation_bits=config.activation_bits, cache_dtype=asked_kv_dtype(config))
+    drafting = open_cpu(
+        source,
+        activation_bits=config.activation_bits,
+        cache_dtype=asked_kv_dtype(config),
+        block_size=config.block_size,
+    )
     opened = OpenDraft(drafting, kv_dtype_of(drafting, config))
     _check_vocabulary(known, decoder.spec.vocab_size, source, opened.decoder.spec.vocab_size)
     log.info("guesses come from the draft model %s", source.name)

@@ -124,14 +124,16 @@ def fit_times(
     coefficients = median_fit(np.concatenate([columns, run_columns]), all_seconds)
     expected = columns @ coefficients
     decode, mixed, draw = model.curves(coefficients)
-    more = len(_FEW_ROWS) - 1
-    chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3 - more : -more])
-    few_rows = [*(float(value) for value in coefficients[-more:]), 0.0]
+    more = len(model.few_rows) - 1
+    chunk_s, decode_read_s, prompt_read_s = (
+        float(value) for value in coefficients[-3 - more : len(coefficients) - more]
+    )
+    few_rows = [*(float(value) for value in coefficients[len(coefficients) - more :]), 0.0]
     no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
-        few_rows_read_s=Curve(list(_FEW_ROWS), few_rows) if any(few_rows) else None,
+        few_rows_read_s=Curve(model.few_rows, few_rows) if any(few_rows) else None,
         **_fit_host(steps),
         launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
@@ -147,6 +149,9 @@ class _Features:
         self.decode = _Knots(rows[~is_mixed], decode, _DENSE, rising=not decode)
         self.mixed = _Knots((rows + tokens)[is_mixed], mixed, _COARSE, rising=not mixed)
         self.draw = _Knots(samples[is_mixed], head, _DRAWN, rising=True)
+        seen = _shares(rows[~is_mixed], _FEW_ROWS).sum(axis=0)
+        self.few_rows = [size for size, near in zip(_FEW_ROWS[:-1], seen[:-1], strict=True) if near >= _LEAST_NEAR]
+        self.few_rows.append(_FEW_ROWS[-1])
 
     def columns(self, works: Floats) -> Floats:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = works.T
@@ -157,7 +162,7 @@ class _Features:
                 self.mixed.columns(rows + tokens) * is_mixed,
                 self.draw.columns(samples)[:, 1:] * is_mixed,  # the first would be the same as that of `mixed`
                 np.stack([prompts, decode_reads, prompt_reads], axis=1),
-                _shares_of_few(rows) * (decode_reads[:, None] * ~is_mixed),
+                _shares(rows, self.few_rows)[:, :-1] * (decode_reads[:, None] * ~is_mixed),
             ]
         )
 
@@ -172,10 +177,9 @@ class _Features:
         )
 
 
-def _shares_of_few(rows: Floats) -> Floats:
-    """(N, sizes of _FEW_ROWS but the last): how much of each of the two sizes that the rows lie between."""
-    sizes = np.array(_FEW_ROWS, dtype=np.float64)
-    return np.stack([np.interp(rows, sizes, each) for each in np.eye(len(sizes))[:-1]], axis=1)
+def _shares(values: Floats, sizes: Sequence[int]) -> Floats:
+    """(N, sizes): how much of each of the two sizes that a value lies between; all of the first or last one, if it is outside."""
+    return np.stack([np.interp(values, sizes, each) for each in np.eye(len(sizes))], axis=1)
 
 
 class _Knots:

@@ -54,6 +54,7 @@ class ProfileLoad:
     label: str
     users: int
     samples: list[Sample]
+    stage: int = 0  # its place among the loads, which a longer profile sends several times
     is_burst: bool = False  # all at once
     client_share: float = 0.0  # of the time, that the busiest client itself computed; near 1 it was the limit
 
@@ -128,6 +129,7 @@ class ProfileDriver:
         # Token ids of prompts: from the middle of the vocabulary, where no special ones are.
         self._ids = range(engine.vocab_size // 4, engine.vocab_size // 2)
         self._number = itertools.count()
+        self._stage = itertools.count()
         self._loads: list[ProfileLoad] = []
         self._began_s = 0.0
         self._token_s = 1e-3  # per token of a prompt alone, as seen so far
@@ -149,6 +151,7 @@ class ProfileDriver:
         return self._loads
 
     async def _send_all(self, seconds: float) -> None:
+        self._stage = itertools.count()
         await self._send_alone(_ALONE_SHARE * seconds)
         levels = self._levels()
         for users in levels:
@@ -217,7 +220,7 @@ class ProfileDriver:
         self._tell(label, min(0.99, (perf_counter() - self._began_s) / self._seconds))
         samples = await self._drive(lengths, users, seconds)
         share = max((use.cpu_share for use in self._sender.uses()), default=0.0)
-        self._loads.append(ProfileLoad(label, users, samples, seconds is None, share))
+        self._loads.append(ProfileLoad(label, users, samples, next(self._stage), seconds is None, share))
         return samples
 
     async def _drive(self, lengths: list[tuple[int, int]], users: int, seconds: float | None = None) -> list[Sample]:

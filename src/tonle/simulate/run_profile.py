@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,7 +123,7 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
     begin_s = min((sample.start_s for load in loads for sample in load.samples), default=0.0)
     steps = [step for step in timed_steps(log.steps, engine.lag) if step.begin_s >= begin_s]
     around = time_around(log, loads)
-    calm = undisturbed(steps, _fitted(steps, engine, around))
+    calm = undisturbed(steps, _fitted(steps, engine, around), _stages_of(steps, loads))
     times = _fitted(calm, engine, around)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
     # None: what suits the device, as a server has it unless it is told otherwise.
@@ -136,6 +137,13 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
         fits=_held_out_fits(calm, engine, around),
         left_out=1.0 - sum(step.device_s or 0.0 for step in calm) / sum(step.device_s or 0.0 for step in steps),
     )
+
+
+def _stages_of(steps: Sequence[TimedStep], loads: Sequence[ProfileLoad]) -> list[int]:
+    """Of each step, the stage of the load that was being sent."""
+    sent = [load for load in loads if load.samples]
+    begins_s = [min(sample.start_s for sample in load.samples) for load in sent]
+    return [sent[max(0, bisect_right(begins_s, step.begin_s) - 1)].stage for step in steps]
 
 
 def _fitted(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) -> FittedTimes:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tonle.simulate.fit_times import TimedStep
+from tonle.simulate.fit_times import LEAST_STEPS, TimedStep
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.median_fit import Floats
 
 _WINDOW_S, _WINDOW_STEPS = 2.0, 16  # of a window, at least
 _SLOW = 1.12  # times what windows usually take: a spell
 _LEAST_WINDOWS = 4  # to tell what is usual
+_LEAST_S = 1e-7  # that a step is expected to take
 
 
 def kind_of(step: TimedStep) -> str:
@@ -31,11 +32,12 @@ def kind_of(step: TimedStep) -> str:
     return "prompts beside rows" if work.rows else "prompts alone"
 
 
-def undisturbed(steps: Sequence[TimedStep], times: FittedTimes) -> list[TimedStep]:
-    """Without the steps of spells. `times`: fitted to all of them. A step counts relative to others of its kind, so a kind that
-    the fit misses as a whole is no spell; a window by its median, so single steps that were held up stay."""
-    timed = [place for place, step in enumerate(steps) if step.device_s is not None]
-    ratios = _relative_to_kind([steps[place] for place in timed], times)
+def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> list[TimedStep]:
+    """Without the steps of spells. `times`: fitted to all of them. `stages`: of each step, the load that was sent, which is sent
+    again at another time. A step counts relative to others of its kind in that stage, so what the fit misses as a whole is no
+    spell; a window by its median, so single steps that were held up stay."""
+    timed = [place for place, step in enumerate(steps) if step.device_s]
+    ratios = _relative_to_kind([steps[place] for place in timed], times, [stages[place] for place in timed])
     windows = _windows([steps[place].begin_s for place in timed])
     if len(windows) < _LEAST_WINDOWS:
         return list(steps)
@@ -47,15 +49,20 @@ def undisturbed(steps: Sequence[TimedStep], times: FittedTimes) -> list[TimedSte
         if median > limit
         for place in timed[first:end]
     }
+    # Too few steps of an undisturbed machine are worse than many of a slow one.
+    if len(timed) - len(slow) < max(LEAST_STEPS, len(timed) // 2):
+        return list(steps)
     return [step for place, step in enumerate(steps) if place not in slow]
 
 
-def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes) -> Floats:
-    """Measured to expected, of each, to the median of its kind."""
-    ratios = np.array([(step.device_s or 0.0) / times.device_s(step.work) for step in steps])
-    kinds = np.array([kind_of(step) for step in steps])
-    for kind in np.unique(kinds):
-        ratios[kinds == kind] /= np.median(ratios[kinds == kind])
+def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> Floats:
+    """Measured to expected, of each, to the median of its kind and stage."""
+    ratios = np.array([(step.device_s or 0.0) / max(times.device_s(step.work), _LEAST_S) for step in steps])
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place, (step, stage) in enumerate(zip(steps, stages, strict=True)):
+        groups.setdefault((kind_of(step), stage), []).append(place)
+    for places in groups.values():
+        ratios[places] /= np.median(ratios[places])
     return ratios
 
 

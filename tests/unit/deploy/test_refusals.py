@@ -46,6 +46,9 @@ SHORT = {"max_model_len": 4096}
         ({"kv_cache_dtype": "float32"}, {"gpu": "L4"}, ["float32 on a GPU needs dtype: float32"]),
         (M7 | SHORT | {"kv_cache_dtype": "float32"}, {"engine": "vllm"}, ["float32 is of our engine alone"]),
         (M7 | SHORT | {"kv_cache_dtype": "float32"}, GPU, ["float32 is of our engine alone"]),
+        ({"kv_cache_dtype": "int8", "dtype": "bfloat16"}, {}, ["int8 on a CPU needs a model computed in float32"]),
+        ({"kv_cache_dtype": "float32", "dtype": "float16"}, {}, ["float32 on a CPU needs", "leave kv_cache_dtype auto"]),
+        (M7 | {"dtype": "float32", "max_model_len": 16384}, {"gpu": "A10G"}, ["does not fit"]),
         ({"kv_cache_dtype": "fp8"}, {"gpu": "T4"}, ["compute capability 8.0", "T4 is older"]),
         # secrets and files of this machine
         ({"api_key": ("sk-1",)}, {}, ["api_key cannot go into a container", "deploy.api_key_secret"]),

@@ -22,7 +22,7 @@ from tonle.models.source import ModelSource, resolve
 
 PACKED: dict[str, Any] = {"device": "cpu", "quantization": "int8", "quantization_group_size": 32}
 HEAD_DIM = 64
-SUITED = "int8" if has_tiles(HEAD_DIM) else "float32"
+SUITED = "int8" if has_tiles(HEAD_DIM, 16) else "float32"
 HEAD = {"int8": HEAD_DIM + 4, "float32": 4 * HEAD_DIM}  # bytes of a head, with its scale
 
 
@@ -43,6 +43,8 @@ def _compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     (PACKED, SUITED),
     (PACKED | {"kv_cache_dtype": "float32"}, "float32"),
     (PACKED | {"kv_cache_dtype": "int8"}, "int8"),
+    (PACKED | {"block_size": 32}, SUITED),
+    (PACKED | {"block_size": 8}, "float32"),  # attention has no kernels for int8 and such blocks
     (PACKED | {"activation_bits": 16}, "float32"),
     (PACKED | {"activation_bits": 16, "kv_cache_dtype": "int8"}, "int8"),
     (PACKED | {"dtype": "float32"}, "float32"),  # through torch, where nothing is rounded
@@ -57,7 +59,8 @@ def test_what_it_is_and_that_the_log_says_so(
     caplog.set_level(logging.INFO, "tonle")
     card = Driver(source, EngineConfig(max_sequence_length=64, **settings)).card
     assert card.kv_dtype == expected
-    assert f"KV cache of 0.02 GiB in {expected}: {card.num_blocks * 16} tokens" in caplog.text
+    tokens = card.num_blocks * settings.get("block_size", 16)
+    assert f"KV cache of 0.02 GiB in {expected}: {tokens} tokens" in caplog.text
 
 
 def test_a_model_that_runs_through_transformers_has_them_as_it_computes(tmp_path: Path) -> None:

@@ -247,3 +247,17 @@ def test_reads_take_longer_in_steps_of_few_rows() -> None:
     for rows in (1, 2, 4, 8, 16):
         work = StepWork(rows, 0, 0, rows * 500, 0, rows)
         assert times.device_s(work) == pytest.approx(seconds(work), rel=0.01), rows
+
+
+def test_numbers_of_rows_that_were_not_measured_read_like_their_neighbours() -> None:
+    works = [StepWork(rows, 0, 0, rows * reads, 0, rows) for rows in (2, 4, 16) for reads in range(20, 400, 5)]
+    steps = [
+        TimedStep(
+            work, float(place), 0.004 + 0.001 * work.rows + work.decode_reads * (9e-6 if work.rows < 8 else 3e-6), 1e-4
+        )
+        for place, work in enumerate(works)
+    ]
+    times = fit_times(steps, lag=0, sizes={})
+    assert times.device_s(StepWork(3, 0, 0, 1500, 0, 3)) == pytest.approx(0.007 + 1500 * 9e-6, rel=0.02)
+    reads_s = times.device_s(StepWork(1, 0, 0, 500, 0, 1)) - times.device_s(StepWork(1, 0, 0, 0, 0, 1))
+    assert reads_s == pytest.approx(500 * 9e-6, rel=0.02)

@@ -32,13 +32,22 @@ def _steps(
     return steps
 
 
+def _stages(steps: list[TimedStep]) -> list[int]:
+    """Three loads, one after the other, again and again."""
+    return [int(step.begin_s / 3.0) % 3 for step in steps]
+
+
+def _left(steps: list[TimedStep], fitted_to: list[TimedStep] | None = None) -> list[TimedStep]:
+    return undisturbed(steps, _fitted(fitted_to or steps), _stages(steps))
+
+
 def _fitted(steps: list[TimedStep]) -> FittedTimes:
     return fit_times(steps, lag=0, sizes={})
 
 
 def test_a_slow_spell_is_left_out_and_the_mean_of_times_is_that_of_the_rest() -> None:
     steps = _steps(60.0, slow=(10.0, 26.0))
-    left = undisturbed(steps, _fitted(steps))
+    left = _left(steps)
     assert all(step.begin_s < 11.1 or step.begin_s >= 24.9 for step in left), "steps of the spell are still there"
     assert sum(step.begin_s < 10.0 or step.begin_s >= 26.0 for step in left) >= 0.95 * sum(
         step.begin_s < 10.0 or step.begin_s >= 26.0 for step in steps
@@ -50,7 +59,7 @@ def test_a_slow_spell_is_left_out_and_the_mean_of_times_is_that_of_the_rest() ->
 
 def test_a_machine_of_its_own_has_none() -> None:
     steps = _steps(40.0)
-    assert undisturbed(steps, _fitted(steps)) == steps
+    assert _left(steps) == steps
 
 
 def test_steps_that_scatter_and_single_ones_that_were_held_up_stay() -> None:
@@ -60,25 +69,43 @@ def test_steps_that_scatter_and_single_ones_that_were_held_up_stay() -> None:
         TimedStep(s.work, s.begin_s, 4 * (s.device_s or 0.0), s.host_s) if place % 20 == 0 else s
         for place, s in enumerate(steps)
     ]
-    left = undisturbed(held_up, _fitted(held_up))
+    left = _left(held_up)
     assert len(left) > 0.98 * len(held_up)
 
 
 def test_a_kind_of_steps_that_the_fit_misses_is_no_spell() -> None:
     steps = _steps(40.0)
     wrong = [TimedStep(s.work, s.begin_s, 3 * (s.device_s or 0.0), s.host_s) if s.work.prompts else s for s in steps]
-    assert undisturbed(wrong, _fitted(steps)) == wrong
+    assert _left(wrong, steps) == wrong
+
+
+def test_a_load_that_the_fit_misses_is_no_spell() -> None:
+    """Such as long contexts, which only one of the loads has."""
+    steps = _steps(40.0)
+    stages = _stages(steps)
+    wrong = [
+        TimedStep(s.work, s.begin_s, (1.3 if stage == 2 else 1.0) * (s.device_s or 0.0), s.host_s)
+        for s, stage in zip(steps, stages, strict=True)
+    ]
+    assert undisturbed(wrong, _fitted(steps), stages) == wrong
+
+
+def test_a_profile_too_short_to_leave_anything_out_keeps_all() -> None:
+    steps = _steps(12.0, slow=(2.0, 11.0))
+    slow = [s for s in steps if 2.0 <= s.begin_s < 11.0][::8]
+    few = sorted([s for s in steps if not 2.0 <= s.begin_s < 11.0][:50] + slow, key=lambda s: s.begin_s)
+    assert len(_left(few, steps)) == len(few)
 
 
 def test_a_machine_that_is_slow_for_most_of_the_time_is_a_slow_machine() -> None:
     steps = _steps(60.0, slow=(10.0, 60.0))
-    left = undisturbed(steps, _fitted(steps))
+    left = _left(steps)
     assert len([step for step in left if step.begin_s > 12.0]) >= 0.95 * len([s for s in steps if s.begin_s > 12.0])
 
 
 def test_few_steps_tell_nothing() -> None:
     steps = _steps(3.0, slow=(2.0, 3.0))
-    assert undisturbed(steps, _fitted(steps)) == steps
+    assert _left(steps) == steps
 
 
 @pytest.mark.parametrize(

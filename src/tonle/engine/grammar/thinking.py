@@ -25,7 +25,7 @@ class _Phase(enum.Enum):
 class ThinkingConstraint:
     """`answer` binds what comes after the thoughts; None: nothing does."""
 
-    __slots__ = ("_answer_fits", "_due", "_left", "_phase", "_recent", "_thinking", "answer")
+    __slots__ = ("_answer_fits", "_due", "_error", "_left", "_phase", "_recent", "_thinking", "answer")
 
     def __init__(self, thinking: Thinking, answer: GrammarConstraint | None) -> None:
         self.answer = answer
@@ -34,6 +34,7 @@ class ThinkingConstraint:
         self._recent: list[int] = []  # as many last thoughts as `end` has tokens
         self._due: list[int] = []  # while starting or closing: the tokens that would be next
         self._answer_fits = answer is not None  # what came while starting may be the answer as well
+        self._error: str | None = None
         self._phase = _Phase.STARTING
         if thinking.is_open:
             self._think()
@@ -56,6 +57,8 @@ class ThinkingConstraint:
             case _Phase.CLOSING:
                 if token == self._due[0]:
                     self._advance_closing(1)
+                else:
+                    self._error = "the thought cannot end: min_tokens forbids its last token"
 
     def _push_start(self, token: int) -> None:
         if self.answer is not None and self._answer_fits:
@@ -147,10 +150,10 @@ class ThinkingConstraint:
 
     def save(self) -> tuple[Any, ...]:
         answer = None if self.answer is None else self.answer.save()
-        return self._phase, self._left, self._recent, self._due, self._answer_fits, answer
+        return self._phase, self._left, self._recent, self._due, self._answer_fits, self._error, answer
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        self._phase, self._left, self._recent, self._due, self._answer_fits, answer = saved
+        self._phase, self._left, self._recent, self._due, self._answer_fits, self._error, answer = saved
         if self.answer is not None:
             self.answer.restore(answer)
 
@@ -165,4 +168,4 @@ class ThinkingConstraint:
 
     @property
     def error(self) -> str | None:
-        return None if self.answer is None else self.answer.error
+        return self._error or (None if self.answer is None else self.answer.error)

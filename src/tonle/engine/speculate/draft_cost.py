@@ -9,6 +9,8 @@ Does: learn T and c from steps. Does not: read a clock.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tonle.engine.plan import Plan
 from tonle.engine.schedule.step_cost import StepCost, Work
 
@@ -20,26 +22,31 @@ _TRIAL_EVERY = 128  # steps without guesses after which there is another one: ma
 _MAX_READS = 512 * 4096  # a scale alone
 
 
+class Worth(NamedTuple):
+    """Which guesses a step is to have."""
+
+    least_chance: float  # that a guess is right; 1 or more: none pays
+    most: int | None  # guesses; None: as many as there are
+    is_trial: bool  # there were none for a while, and what they cost and how often they are right may have changed
+
+
 class DraftCost:
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self._cost = StepCost(max_rows, max_tokens, _MAX_READS // max_tokens)
         self._num_without = 0  # steps since the last one with guesses
 
-    def least_chance(self, rows: int, reads: int) -> tuple[float, int | None]:
-        """Of a guess in a step of `rows` sequences that read `reads` earlier tokens: at least so likely; 1 or more: none pays.
-        And how many guesses the step may have; None: as many as there are."""
-        trial = _TRIAL_CHANCE, 4 + rows // 4
+    def worth(self, rows: int, reads: int, making_s: float = 0.0) -> Worth:
+        """Of guesses in a step of `rows` sequences that read `reads` earlier tokens. `making_s`: that it takes to make one,
+        besides what it takes in the step."""
+        trial = Worth(_TRIAL_CHANCE, 4 + rows // 4, is_trial=True)
         if self._cost.num_prompt_steps < _NUM_TRIALS:
             return trial
-        step_s = self._cost.expected_s(Work(rows, 0, reads))
-        least = 1.0 if step_s <= 0 else max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s * rows / step_s)
-        if least > _TRIAL_CHANCE and self._num_without >= _TRIAL_EVERY:
-            return trial
-        return least, None
-
-    def token_s(self, rows: int, reads: int) -> float:
-        """What a token is worth in such a step; 0: not known."""
-        return self._cost.expected_s(Work(rows, 0, reads)) / rows
+        token_s = self._cost.expected_s(Work(rows, 0, reads)) / rows  # what a token is worth
+        least = 1.0
+        if token_s > 0:
+            least = max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s / token_s) + making_s / token_s
+        is_trial = self._num_without >= _TRIAL_EVERY
+        return trial if is_trial and least > _TRIAL_CHANCE else Worth(least, None, is_trial)
 
     def learn(self, plan: Plan, seconds: float) -> None:
         """A step without prompts."""

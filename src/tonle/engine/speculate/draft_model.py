@@ -82,6 +82,7 @@ class DraftModel:
         self._rates = HitRates((_FIRST_RATE,) * NUM_CLASSES)
         self._cost = DraftCost(max_rows, max_tokens)
         self._least_chance, self._num_left = 1.0, 0
+        self._is_trial = False  # the step that is planned, whose guesses are made to learn from
         self._pass_s = 0.0  # per token of a pass of single tokens
         self._spent_s = 0.0  # in the step that is planned
 
@@ -90,10 +91,8 @@ class DraftModel:
         if plan.prompts:
             return False
         rows, reads = len(plan.rows), sum(plan.starts)
-        self._least_chance, most = self._cost.least_chance(rows, reads)
+        self._least_chance, most, self._is_trial = self._cost.worth(rows, reads, self._pass_s)
         self._num_left = self._max_tokens if most is None else most
-        if most is None and (token_s := self._cost.token_s(rows, reads)) > 0:
-            self._least_chance += self._pass_s / token_s
         return self._least_chance < 1.0
 
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
@@ -145,7 +144,8 @@ class DraftModel:
             if chance < self._least_chance:
                 break
             count += 1
-        return count
+        # Only what is guessed is learnt from: without a guess in a trial, bad luck would last.
+        return max(count, int(self._is_trial and min(most, self._num_left) > 0))
 
     def _table(self, sequence: Sequence) -> list[int]:
         assert sequence.row is not None

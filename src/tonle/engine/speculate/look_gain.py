@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from statistics import median
 
 _TRIAL_PAIRS = 24  # of a step that looks and one that does not: no single one of them decides
 _LEAST = 0.01  # of its tokens per second a trial must gain
 _RUN = 15  # steps that look between two that do not, where it pays
 _WEIGHT = 1 / 8  # of the latest comparison in the mean, where looking pays
-_MOST = 0.2  # that one comparison says, as a logarithm: a step may be long because the machine is busy
+_MOST = 0.2  # that one comparison says, as a logarithm: a step may be long because the machine is busy,
+_MOST_TIMES = 2.0  # and counts as so many times the median of those with a look
 _REST, _MOST_REST = 32, 256  # steps until the next trial: twice as many after each one in vain
 
 
@@ -29,7 +31,7 @@ class _State(Enum):
 class _Class:
     """Steps of about as many sequences: up to twice as many."""
 
-    __slots__ = ("gain", "looked_rows", "looked_s", "looked_tokens", "num_looked", "num_pairs", "rest", "rest_left",
+    __slots__ = ("gain", "looked_rows", "looked_s", "looked_tokens", "num_pairs", "rest", "rest_left", "since_plain",
                  "state")  # fmt: skip
 
     def __init__(self) -> None:
@@ -41,39 +43,45 @@ class _Class:
         self.gain = 0.0  # mean logarithm of tokens per second with looks to those without
         self.num_pairs = 0
         self.rest_left = 0
-        self._forget_looks()
+        self.since_plain = 0  # steps with a look since the last one without
+        self._forget_looks(0)
 
-    def _forget_looks(self) -> None:
-        """Since the last step without: what steps with a look took, and brought."""
-        self.looked_s, self.looked_tokens, self.looked_rows, self.num_looked = 0.0, 0, 0, 0
+    def _forget_looks(self, rows: int) -> None:
+        """Of those that the next step without is compared with: sequences, what each took, what they brought."""
+        self.looked_rows = rows
+        self.looked_s: list[float] = []
+        self.looked_tokens = 0
 
     @property
     def looks(self) -> bool:
         if self.state is _State.RESTS:
             return False
-        return self.num_looked < (_RUN if self.state is _State.PAYS else 1)
+        return self.since_plain < (_RUN if self.state is _State.PAYS else 1)
 
     def learn(self, rows: int, looked: bool, tokens: int, seconds: float) -> None:
-        if self.num_looked and abs(rows - self.looked_rows) > 1:
-            self._forget_looks()  # their steps compute something else
+        if abs(rows - self.looked_rows) > 1:
+            self._forget_looks(rows)  # those steps computed something else
         if looked:
-            self.looked_rows = rows
-            self.looked_s += seconds
+            self.since_plain += 1
+            self.looked_s.append(seconds)
             self.looked_tokens += tokens
-            self.num_looked += 1
-        elif self.state is _State.RESTS:
+            return
+        self.since_plain = 0
+        if self.state is _State.RESTS:
             self.rest_left -= 1
             if self.rest_left == 0:
                 self.begin_trial()
-        elif self.num_looked:
-            self._compare(self.looked_tokens / self.looked_s, tokens / seconds)
+        elif self.looked_s:
+            most_s = _MOST_TIMES * median(self.looked_s)
+            looked_s = sum(min(each, most_s) for each in self.looked_s)
+            self._compare(self.looked_tokens / looked_s, tokens / seconds)
+            self._forget_looks(rows)
 
     def _compare(self, looked_rate: float, plain_rate: float) -> None:
         self.num_pairs += 1
         found = max(-_MOST, min(_MOST, math.log(looked_rate / plain_rate)))
         weight = _WEIGHT if self.state is _State.PAYS else 1 / self.num_pairs
         self.gain += (found - self.gain) * weight
-        self._forget_looks()
         if self.state is _State.TRIAL and self.num_pairs == _TRIAL_PAIRS:
             if self.gain >= _LEAST:
                 self.state, self.rest = _State.PAYS, _REST

@@ -86,7 +86,7 @@ class Speculator:
             return False
         if self._has_many and not self._gain.looks(rows):
             return False
-        self._least_chance, self._num_left = self._cost_of(rows).least_chance(rows, sum(plan.starts))
+        self._least_chance, self._num_left, _ = self._cost_of(rows).worth(rows, sum(plan.starts))
         self._looks = self._least_chance < 1.0
         return self._looks
 

@@ -213,7 +213,8 @@ def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
             at = code.times(i, LANES)
             score = code.load(places, at, VF)
             value = exponential(code, builder.fsub(score, highest))
-            value = builder.select(builder.fcmp_unordered(">", score, unseen), value, _zero())
+            value = builder.select(builder.fcmp_ordered(">", score, unseen), value, _zero())
+            value = builder.select(builder.fcmp_unordered("uno", score, score), score, value)  # NaN stays NaN
             builder.store(builder.fadd(builder.load(total, typ=VF), value), total)
             code.store(value, places, at)
 

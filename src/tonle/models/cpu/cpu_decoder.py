@@ -59,8 +59,10 @@ class CpuDecoder:
     def __init__(
         self, spec: ModelSpec, packed: PackedWeights, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
         team: Team | None = None, activation_bits: int = 16, cache_dtype: torch.dtype | None = torch.float32,
+        block_size: int = 16,
     ) -> None:  # fmt: skip
-        """`cache_dtype`: of keys and values that the kernels are compiled for; None = what suits the weights."""
+        """`cache_dtype`: of keys and values that the kernels are compiled for; None = what suits the weights, in blocks of
+        `block_size` tokens."""
         self.spec = spec
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.crossover = 0  # most tokens of a fast step; 0 until the kernels are compiled
@@ -89,7 +91,7 @@ class CpuDecoder:
         # Where activations are of 8 bits, answers are rounded anyway; who asks for 16 wants them exact. Without kernels for it
         # attention to int8 would take longer than to float32.
         rounded = self._integers and activation_bits == 8
-        suited = torch.int8 if rounded and has_tiles(spec.head_dim) else torch.float32
+        suited = torch.int8 if rounded and has_tiles(spec.head_dim, block_size) else torch.float32
         self.cache_dtype = cache_dtype or suited
         self._types = types_of(packed, activation_bits, self.cache_dtype)
         self._compiling: threading.Thread | None = None

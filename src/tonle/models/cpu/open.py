@@ -36,13 +36,14 @@ _FLOAT_SHARE = 0.25  # of the machine's memory: above this a second, float32 for
 
 def open_cpu(
     source: ModelSource, *, activation_bits: int = 16, cache_dtype: torch.dtype | None = torch.float32,
-    wait_for_kernels: bool = False, context: int | None = None, quantization: Quantization | None = None,
+    block_size: int = 16, wait_for_kernels: bool = False, context: int | None = None,
+    quantization: Quantization | None = None,
 ) -> Decoder | CpuDecoder:  # fmt: skip
     """The fastest decoder this machine has for the model; says in the log which, and why not a faster one.
 
     Until its kernels are compiled, once per machine, it runs through torch, unless `wait_for_kernels`. `cache_dtype`: of keys
-    and values; None = what suits the weights (`CpuDecoder.cache_dtype`). `context`: the longest request there will be, tokens
-    (`ModelSpec.for_context`). `quantization`: None = matrices as they are stored."""
+    and values, in blocks of `block_size` tokens; None = what suits the weights (`CpuDecoder.cache_dtype`). `context`: the
+    longest request there will be, tokens (`ModelSpec.for_context`). `quantization`: None = matrices as they are stored."""
     load_slow = partial(load, source, device=torch.device("cpu"), context=context, quantization=quantization)
     if importlib.util.find_spec("numba") is None:
         log.info("numba is not installed: every step runs through torch, in float32")
@@ -59,8 +60,9 @@ def open_cpu(
     packed = pack(spec, matrix, vector, head=own_head)
     embed = _embed(matrix(EMBEDDING))
     decoder = CpuDecoder(
-        spec, packed, embed, load_slow if fits else None, activation_bits=activation_bits, cache_dtype=cache_dtype
-    )
+        spec, packed, embed, load_slow if fits else None, activation_bits=activation_bits, cache_dtype=cache_dtype,
+        block_size=block_size,
+    )  # fmt: skip
     _return_memory()
     if wait_for_kernels:
         decoder.wait_for_kernels()

@@ -103,8 +103,9 @@ def _sleep(typingctx: Any, counter: Any, seen: Any) -> Any:
             # The kernel compares the lower half of the count with what was seen, and looks no further.
             result = _futex(builder, arrivals, _WAIT, builder.and_(args[1], ir.Constant(I64, 2**32 - 1)))
             builder.atomic_rmw("sub", asleep, ir.Constant(I64, 1), "seq_cst")
-            with builder.if_then(builder.icmp_signed("!=", result, ir.Constant(I64, 0))):
-                _yield(builder)  # somebody arrived meanwhile, or a sandbox forbids the call
+            is_same = builder.icmp_signed("==", builder.load_atomic(arrivals, "seq_cst", 8), args[1])
+            with builder.if_then(builder.and_(is_same, builder.icmp_signed("!=", result, ir.Constant(I64, 0)))):
+                _yield(builder)  # nobody arrived meanwhile: a sandbox forbids the call
         return context.get_dummy_value()
 
     return types.void(counter, seen), generate

@@ -26,9 +26,9 @@ from tonle.models.cpu.products import OPTIONS, compiled
 AHEAD = 3  # tiles before a tile is computed, its keys or values are fetched from memory
 
 
-def has_tiles(head_dim: int) -> bool:
-    """Whether there are kernels for int8 keys and values with heads of this size, in blocks of whole tiles."""
-    return HAS_TILES and head_dim % PART == 0 and head_dim <= MOST_DIM
+def has_tiles(head_dim: int, block_size: int) -> bool:
+    """Whether there are kernels for int8 keys and values with heads of this size, in blocks of so many tokens."""
+    return HAS_TILES and block_size % TILE == 0 and head_dim % PART == 0 and head_dim <= MOST_DIM
 
 
 def may_take_tiles(cache: Any) -> bool:

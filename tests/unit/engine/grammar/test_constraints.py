@@ -166,6 +166,12 @@ class TestThinking:
         assert constraint.forced(9) == [51]
         assert allowed(constraint) == allowed(constraint_of(CHOICE))
 
+    def test_a_thought_that_cannot_end_is_an_error(self) -> None:
+        constraint = self.thinking(None, is_open=True, budget=1, closing=ENDS_IT)
+        constraint.push(90)
+        constraint.push(0)  # drawn although the mask forbids it: `min_tokens` forbids all that it allows
+        assert constraint.error is not None and "min_tokens" in constraint.error
+
     def test_a_budget_of_nothing(self) -> None:
         constraint = self.thinking(None, is_open=True, budget=0)
         assert constraint.forced(9) == ENDS_IT

@@ -43,6 +43,38 @@ def test_looks_that_pay_go_on(seed: int) -> None:
     assert gained > 1.07
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_gain_is_one_on_a_machine_that_holds_steps_up(seed: int) -> None:
+    num_looked, gained = run(LookGain(), 8000, brings=1.2, takes=1.01, seed=seed)
+    assert num_looked > 6000
+    assert gained > 1.03
+
+
+def test_looks_stop_where_numbers_of_sequences_jump_too() -> None:
+    gain, rng, num_looked = LookGain(), random.Random(2), 0
+    for brings, takes in ((3.0, 1.02), (0.0, 1.05)):  # it pays, and then no more
+        num_looked, rows = 0, 16
+        for _ in range(6000):
+            rows = rng.randrange(16, 32) if rng.random() < 0.1 else rows
+            looked = gain.looks(rows)
+            num_looked += looked
+            gain.learn(
+                rows, looked=looked, tokens=rows + int(brings * looked), seconds=0.009 * (takes if looked else 1.0)
+            )
+    assert num_looked < 1500
+
+
+def test_steps_of_a_batch_that_grows_are_not_compared_with_smaller_ones() -> None:
+    """The more sequences, the more tokens per second: with looks first, each growing batch seemed to gain without them."""
+    gain, num_looked = LookGain(), 0
+    for step in range(8000):
+        rows = 16 + step % 15
+        looked = gain.looks(rows)
+        num_looked += looked
+        gain.learn(rows, looked=looked, tokens=rows + 2 * looked, seconds=0.009 * (1.02 if looked else 1.0))
+    assert num_looked > 5000
+
+
 def test_what_pays_is_found_out_again_when_the_work_changes() -> None:
     gain = LookGain()
     run(gain, 3000, brings=0.0, takes=1.05)

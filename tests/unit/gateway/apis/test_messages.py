@@ -31,6 +31,7 @@ def body_of(**fields: Any) -> dict[str, Any]:
     ("fields", "expected"),
     [
         ({"top_k": 4, "top_p": 0.5, "temperature": 0.1}, {"top_k": 4, "top_p": 0.5, "temperature": 0.1}),
+        ({"speculate": False}, {"speculate": False}),
         ({"metadata": {"user_id": "u"}}, {"user": "u"}),
         ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
         ({"thinking": {"type": "adaptive"}}, {}),

@@ -59,6 +59,9 @@ def test_who_waits_long_for_the_last_one_sleeps_and_is_woken() -> None:
             asleep.append(int(team.counter[_ASLEEP]))
         met.append(_meet(team.counter, team.size))
 
-    team.run(work)
+    running = threading.Thread(target=team.run, args=(work,), daemon=True)
+    running.start()
+    running.join(120)
+    assert not running.is_alive(), "nobody was woken"
     assert asleep == [2] and met == [6, 6, 6]
     assert team.counter[_ASLEEP] == 0

@@ -158,6 +158,17 @@ def test_what_other_sequences_left_in_a_block_changes_nothing() -> None:
     np.testing.assert_array_equal(sequence.attended(CONTEXT - 1, CONTEXT), before)
 
 
+@pytest.mark.parametrize("name", ["plain", "a window", "sinks", "not in tiles: heads of 48"])
+def test_a_query_that_is_not_a_number_stays_so_and_alone(name: str) -> None:
+    sequence = Sequence(CASES[name])
+    before = sequence.attended(75, 83)
+    sequence.q[78, 1] = np.nan
+    after = sequence.attended(75, 83)
+    assert np.isnan(after[3, 1]).all()
+    after[3, 1] = before[3, 1]
+    np.testing.assert_array_equal(after, before)
+
+
 def test_a_query_of_zeros_weighs_all_positions_alike() -> None:
     sequence = Sequence(CASES["plain"])
     sequence.q[...] = 0
