@@ -1,14 +1,16 @@
 """How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
 
-    python -m benchmarks.simulation                                    # the default model on this machine, about 6 minutes
-    python -m benchmarks.simulation --repeats 5                         # on a machine that others share, half an hour
+    python -m benchmarks.simulation                                    # the default model on this machine, about 8 minutes
+    python -m benchmarks.simulation --profile-seconds 120 --level-seconds 45 --repeats 3    # on a machine that others share, 20 minutes
     python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
 
 Does: start the server; in each repeat `tonle profile` it, simulate every level and save that to `predictions.json`, drive the
 server with the client of `tonle bench`; print predicted, measured and error. Does not: change a prediction by what was measured.
 
-A second table has the same levels simulated once more, afterwards, with all steps longer or shorter by the factor that the step
-log shows for the measured ones. It tells the simulator's error from the machine's: processors that others use change their speed.
+A prediction is the median of several simulations of the same requests, whose steps scatter otherwise. A second table has the same
+levels simulated once more, afterwards, with all steps longer or shorter by the factor that the step log shows for the measured
+ones. It tells the simulator's error from the machine's: processors that others use change their speed. A third one has how far
+those simulations lie apart: so much does chance move a number of one run.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
 Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens
@@ -56,6 +58,8 @@ class Level(msgspec.Struct, frozen=True):
     predicted: list[list[float]] = []
     measured: list[list[float]] = []
     at_speed: list[list[float]] = []  # predicted afterwards, with steps as long as they were
+    lowest: list[list[float]] = []  # of those simulations
+    highest: list[list[float]] = []
     step_ratios: list[float] = []  # what its steps took, to what the profile says of them
 
     @property
@@ -101,8 +105,15 @@ class Predictor:
             levels.append(Level(load.label, load.users, None if load.users else load.value, requests))
         return levels
 
+    def ranges(self, level: Level, seed: int) -> list[list[float]]:
+        """Of each column: all simulations, ascending."""
+        trace = trace_of_workload(options_of(self._arguments, level.load, level.requests, seed))
+        chances = range(self._arguments.simulations)
+        found = [numbers(simulate(trace, self._fleet, seed=seed + 1000 * chance).level()) for chance in chances]
+        return [sorted(column) for column in zip(*found, strict=True)]
+
     def numbers(self, level: Level, seed: int) -> list[float]:
-        return numbers(self.report(level.load, level.requests, seed))
+        return [statistics.median(column) for column in self.ranges(level, seed)]
 
     def report(self, load: Load, requests: int, seed: int) -> LevelReport:
         options = options_of(self._arguments, load, requests, seed)
@@ -205,12 +216,35 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
                 say(
                     f"  repeat {repeat + 1}, {levels[number].label}: {found[0]:,.0f} tokens/s, steps {ratio:.2f} of the profile's"
                 )
-                known = Predictor(at_speed(profiles[-1], ratio), arguments).numbers(levels[number], seed)
-                levels[number] = with_next(levels[number], measured=found, step_ratios=ratio, at_speed=known)
+                known = Predictor(at_speed(profiles[-1], ratio), arguments).ranges(levels[number], seed)
+                levels[number] = with_next(
+                    levels[number], measured=found, step_ratios=ratio, at_speed=[statistics.median(each) for each in known],
+                    lowest=[each[0] for each in known], highest=[each[-1] for each in known],
+                )  # fmt: skip
     write(out / "comparison.json", Comparison(profiles, levels))
     print(table(levels, speed_known=False))
     print("\nSimulated again afterwards, with steps longer by the factor in the last column:\n")
     print(table(levels, speed_known=True))
+    if arguments.simulations > 1:
+        print(f"\nLowest and highest of {arguments.simulations} simulations, to their median:\n")
+        print(chance_table(levels))
+
+
+def chance_table(levels: Sequence[Level]) -> str:
+    """Medians over repeats."""
+    lines = ["| load | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    for level in levels:
+        cells = []
+        for place in range(len(COLUMNS)):
+            low, high = (
+                statistics.median(
+                    each[place] / middle[place] - 1 for each, middle in zip(ends, level.at_speed, strict=True)
+                )
+                for ends in (level.lowest, level.highest)
+            )
+            cells.append(f"{low:+.0%} to {high:+.0%}")
+        lines.append(f"| {level.label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def profile_of(url: str, step_log: Path, seed: int, arguments: argparse.Namespace) -> Profile:
@@ -257,6 +291,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=4, help="requests of each user at least; with 40 the first round is beyond p95"
     )
+    parser.add_argument("--simulations", type=int, default=9, help="of each level; its prediction is their median")
     parser.add_argument("--repeats", type=int, default=1, help="each with a profile of its own")
     parser.add_argument(
         "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"

@@ -12,6 +12,7 @@ class Oracle:
     def __init__(self, seed: int, vocab_size: int, answers: dict[int, list[int]] | None = None) -> None:
         self.answers = answers or {}  # by handle: what is guessed, if not wrong on purpose
         self.num_ended = 0
+        self.num_right = 0  # guesses, as it is told
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
 
@@ -32,7 +33,7 @@ class Oracle:
         return (known[:right] + wrong)[:count]
 
     def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
-        pass
+        self.num_right += num_accepted
 
     def ended(self, sequence: Sequence) -> None:
         self.num_ended += 1

@@ -171,6 +171,7 @@ class Cases:
         if driver.loop._adapters is not None:
             driver.loop._adapters.close()
         stats = driver.steps[-1].stats
+        assert oracle is None or oracle.num_right == stats.accepted_tokens, "what it is told of its guesses"
         bound = [1 + i for i, (_, request, _) in enumerate(asked) if request.structured is not None or request.thinking]
         spent = {handle: each for step in driver.steps for handle, each in step.spent.items()}
         return Round(

@@ -14,6 +14,7 @@ from tonle.deploy.gpus import GPUS, find_gpu
 from tonle.deploy.model_size import model_size
 from tonle.deploy.pod import resources
 from tonle.deploy.units import quantity
+from tonle.errors import ConfigError
 from tonle.models.source import ModelSource
 
 GIB = 1024**3
@@ -105,6 +106,16 @@ def test_what_a_pod_asks_for(
     serve: dict[str, Any], deploy: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
 ) -> None:
     assert resources(workload_of(serve, deploy)) == {"requests": requests, "limits": limits}
+
+
+def test_on_a_cpu_keys_and_values_take_what_their_dtype_says() -> None:
+    """4,096 tokens of a 7B model take 0.5 GiB in bfloat16, which the usual 640 MiB hold, and twice that in float32. By default it
+    may be float32: the processor is not known."""
+    serve = {"model": "org/some-7B", "max_model_len": 4096}
+    workload_of(serve | {"dtype": "bfloat16"})
+    for dtype in ({}, {"dtype": "float32"}):
+        with pytest.raises(ConfigError, match="one request of 4,096 tokens takes 1016 MiB of KV cache"):
+            workload_of(serve | dtype)
 
 
 def test_a_cache_holds_what_is_fetched() -> None:

@@ -205,6 +205,22 @@ def test_the_fit_is_judged_by_steps_it_was_not_fitted_to() -> None:
     assert fits[-1].seconds == pytest.approx(20 * 0.1 + 20 * 0.2)
 
 
+def test_steps_of_a_spell_are_left_out_and_their_share_of_the_time_is_told() -> None:
+    """The same two loads twice; the machine is half as fast for the second load's second time."""
+    steps, loads, now = [], [], 0.0
+    for number, (rows, factor) in enumerate(((1, 1.0), (2, 1.0), (1, 1.0), (2, 2.0))):
+        begin = now
+        while now < begin + 20.0:
+            end = now + 0.1 * rows * factor
+            steps.append(LoggedStep(now, now, end, end, end, end, rows, 0, 0, 0, 0, rows, 1, 0))
+            now = end
+        sample = Sample(index=number, start_s=begin, end_s=now, arrivals_s=[begin + 1.1], prompt_tokens=9)
+        loads.append(ProfileLoad("some", rows, [sample], stage=number % 2))
+    profile = make_profile(StepLogFile(ENGINE, steps, [LoggedRequest(9, 0.5, 0.5, 1.0)]), loads)
+    assert profile.left_out == pytest.approx(0.25, abs=0.03)
+    assert profile.times.device_s(StepWork(2, 0, 0, 0, 0, 2)) == pytest.approx(0.2, rel=0.02)
+
+
 def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:
     log = read_step_log(made[1] / "kept" / "steps.jsonl")
     other = Sample(index=0, start_s=0.0, end_s=1.0, arrivals_s=[0.5], prompt_tokens=7)
