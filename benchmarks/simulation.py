@@ -1,7 +1,7 @@
 """How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
 
-    python -m benchmarks.simulation                                    # the default model on this machine, about 8 minutes
-    python -m benchmarks.simulation --profile-seconds 120 --level-seconds 45 --repeats 3    # on a machine that others share, 20 minutes
+    python -m benchmarks.simulation                                   # the default model on this machine, 8 minutes
+    python -m benchmarks.simulation --profile-seconds 120 --level-seconds 45 --repeats 3   # on a shared machine, 20 minutes
     python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
 
 Does: start the server; in each repeat `tonle profile` it, simulate every level and save that to `predictions.json`, drive the
