@@ -22,7 +22,7 @@ from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, run, runni
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig
 
 COMPLETIONS = "/v1/completions"
-LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
+LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")

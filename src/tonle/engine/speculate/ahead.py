@@ -83,7 +83,11 @@ class AheadSpeculator(Speculator):
             if self._worth_it(found * _sample(num_rows), num_rows):
                 self._look_at_all = _ALL_FOR
             return []
-        return [each.sequence for each in self._worth_it(found, num_rows)]
+        waiting = [each.sequence for each in self._worth_it(found, num_rows)]
+        for sequence in waiting:
+            # It gave up a step for its guesses: it is looked at again for them, however rarely others are.
+            sequence.own_text.next_look = 0
+        return waiting
 
     def _worth_it(self, found: list[_Promise], num_rows: int) -> list[_Promise]:
         """Those that should wait; none, if they bring less than all sequences of the steps lose by it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tonle.engine.plan import Plan
-from tonle.engine.speculate.draft_cost import DraftCost
+from tonle.engine.speculate.draft_cost import DraftCost, RelativeDraftCost
 from tonle.engine.speculate.hit_rates import HitRates, OwnRates
 from tonle.engine.speculate.look_gain import LookGain
 from tonle.engine.speculate.recent_answers import RecentAnswers
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
 
 _MAX_OWN = 16_384  # tokens of a request that are looked through: its last
+_MOST_AT_ONCE = 1024  # of them that are taken in for one step: a long prompt is followed step by step
 _MIN_ANSWER = 8  # tokens of an answer that is kept for later requests
 FEW_ROWS = 7  # with more than so many sequences in a step, what it takes to look for all of them counts:
+_FEW_OF = 4  # a guess for one of so many sequences, until it is known that looking pays
 _PATIENCE = ((32, 8), (12, 4))  # after so many looks in vain, a sequence is looked at again after so many tokens
 
 
@@ -60,9 +62,11 @@ class OwnText:
                 self.next_look = num_tokens + tokens
                 break
 
-    def catch_up(self, tokens: list[int]) -> None:
+    def catch_up(self, tokens: list[int]) -> bool:
+        """Whether all tokens are in the index now."""
         if (have := self.num_passed + len(self.index)) < len(tokens):
-            self.index.extend(tokens[have:])
+            self.index.extend(tokens[have : have + _MOST_AT_ONCE])
+        return have + _MOST_AT_ONCE >= len(tokens)
 
 
 class Speculator:
@@ -70,9 +74,10 @@ class Speculator:
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self.answers = RecentAnswers()
-        self._rates = HitRates()
-        self._max_rows, self._max_tokens = max_rows, max_tokens
-        self._costs: dict[int, DraftCost] = {}  # by class of rows
+        # What few users have a machine copy says nothing of what many users ask for.
+        self._rates_of_few, self._rates_of_many = HitRates(), HitRates()
+        self._cost_with_few = DraftCost(max_rows, max_tokens)
+        self._cost_with_many: dict[int, RelativeDraftCost] = {}  # by the bit length of the number of sequences
         self._gain = LookGain()
         self._has_many = False  # sequences in the step that is planned
         self._looks = False  # for guesses, in the step that is planned
@@ -84,19 +89,21 @@ class Speculator:
         self._has_many, self._looks = rows > FEW_ROWS, False
         if plan.prompts:  # a step with prompts is long anyway, and what guesses cost in it is not known
             return False
-        if self._has_many and not self._gain.looks(rows):
-            return False
-        self._least_chance, self._num_left, _ = self._cost_of(rows).worth(rows, sum(plan.starts))
+        if self._has_many:
+            if not self._gain.looks(rows):
+                return False
+            self._least_chance, self._num_left, _ = self._cost_of_many(rows).worth(rows)
+            if not self._gain.pays(rows):
+                most = max(2, rows // _FEW_OF)
+                self._num_left = most if self._num_left is None else min(self._num_left, most)
+        else:
+            self._least_chance, self._num_left, _ = self._cost_with_few.worth(rows, sum(plan.starts))
         self._looks = self._least_chance < 1.0
         return self._looks
 
-    def _cost_of(self, rows: int) -> DraftCost:
-        """A token more costs little where a step waits for memory, and much where it computes as fast as the machine can: so few
-        sequences are one class, and many are classes of up to twice as many."""
-        number = rows.bit_length() if rows > FEW_ROWS else 0
-        if (known := self._costs.get(number)) is None:
-            known = self._costs[number] = DraftCost(self._max_rows, self._max_tokens)
-        return known
+    def _cost_of_many(self, rows: int) -> RelativeDraftCost:
+        """A token more costs little where a step waits for memory, and much where it computes as fast as the machine can."""
+        return self._cost_with_many.setdefault(rows.bit_length(), RelativeDraftCost())
 
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.propose(sequence, most) for sequence, most in wanted]
@@ -123,15 +130,15 @@ class Speculator:
         tokens = sequence.tokens
         own: OwnText | None = sequence.own_text
         if own is None:
-            own = sequence.own_text = OwnText(OwnRates(self._rates), max(0, len(tokens) - _MAX_OWN))
+            rates = OwnRates(self._rates_of_many if self._has_many else self._rates_of_few)
+            own = sequence.own_text = OwnText(rates, max(0, len(tokens) - _MAX_OWN))
         elif len(tokens) < own.next_look:
             return None
         elif own.guesses:
             own.learn(tokens)
         if self._has_many:
             own.wait(len(tokens))
-        own.catch_up(tokens)
-        return own
+        return own if own.catch_up(tokens) else None
 
     def _find(self, sequence: Sequence, own: OwnText) -> Match | None:
         """The longest: of its own text, or of its tenant's answers."""
@@ -156,9 +163,11 @@ class Speculator:
     def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
         if plan.prompts:
             return
-        rows = len(plan.rows)
-        self._cost_of(rows).learn(plan, seconds)
-        if rows > FEW_ROWS:
+        rows, num_guesses = len(plan.rows), sum(plan.drafts.values())
+        if rows <= FEW_ROWS:
+            self._cost_with_few.learn(plan, seconds)
+        elif plan.num_tokens == rows + num_guesses:  # with tokens that a grammar forced, it tells nothing of guesses
+            self._cost_of_many(rows).learn(rows, num_guesses, seconds)
             self._gain.learn(rows, looked=self._looks, tokens=rows + num_accepted, seconds=seconds)
         self._looks = False  # a step that is full does not ask
 

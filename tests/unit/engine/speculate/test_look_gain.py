@@ -75,6 +75,45 @@ def test_steps_of_a_batch_that_grows_are_not_compared_with_smaller_ones() -> Non
     assert num_looked > 5000
 
 
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_what_a_shrinking_batch_loses_is_not_what_looks_gain(every: int) -> None:
+    """Fewer sequences, fewer tokens per second: whichever step of a pair came first would seem to be the better one."""
+    gain, rng, num_looked = LookGain(), random.Random(3), 0
+    for step in range(4000):
+        rows = 15 - step // every % 8
+        looked = gain.looks(rows)
+        num_looked += looked
+        step_s = (0.010 + 0.0004 * rows) * rng.gauss(1, 0.02) * (1.01 if looked else 1.0)
+        gain.learn(rows, looked=looked, tokens=rows, seconds=step_s)
+    assert num_looked < 1000
+
+
+def test_numbers_of_sequences_that_jump_in_each_step_end_a_trial() -> None:
+    gain, num_looked = LookGain(), 0
+    for step in range(4000):
+        rows = 16 + step % 2 * 8
+        looked = gain.looks(rows)
+        num_looked += looked
+        gain.learn(rows, looked=looked, tokens=rows, seconds=0.009)
+    assert num_looked < 1200
+
+
+def test_it_pays_once_it_is_shown() -> None:
+    gain = LookGain()
+    assert gain.looks(16) and not gain.pays(16)
+    run(gain, 500, brings=3.0, takes=1.06)
+    assert gain.pays(16)
+    run(gain, 2000, brings=0.0, takes=1.06)
+    assert not gain.pays(16)
+
+
+def test_sizes_near_one_where_looking_does_not_pay_begin_with_a_rest() -> None:
+    gain = LookGain()
+    run(gain, 40, brings=0.0, takes=1.1, rows=16)
+    assert not gain.looks(16)
+    assert not gain.looks(15)
+
+
 def test_what_pays_is_found_out_again_when_the_work_changes() -> None:
     gain = LookGain()
     run(gain, 3000, brings=0.0, takes=1.05)

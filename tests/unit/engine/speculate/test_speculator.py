@@ -10,7 +10,10 @@ from tonle.engine.plan import Plan
 from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.schedule import Sequence
 from tonle.engine.speculate import Speculator
+from tonle.engine.speculate.draft_cost import RelativeDraftCost
+from tonle.engine.speculate.hit_rates import HitRates
 from tonle.engine.speculate.recent_answers import RecentAnswers
+from tonle.engine.speculate.speculator import OwnText
 
 COPIED = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
@@ -155,6 +158,68 @@ def test_what_a_guess_costs_with_many_sequences_is_not_told_by_steps_of_few() ->
     made = sequence([1, *COPIED, 5, *COPIED[:7]])
     assert guesses_of(speculator, made, rows=1)
     assert not guesses_of(speculator, made, rows=16)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.2, 1.5])
+def test_a_machine_that_became_slower_has_not_made_guesses_cheap(slower: float) -> None:
+    """What a guess costs is known from steps long ago; the plain steps since then took longer for a reason of their own."""
+    cost, rng = RelativeDraftCost(), random.Random(6)
+    for speed, steps in ((1.0, 40), (slower, 100)):
+        for number in range(steps):
+            guesses = 2 * (number % 2) if speed == 1.0 else 0
+            cost.learn(16, guesses, speed * (0.020 + 0.0010 * guesses) * rng.gauss(1, 0.02))
+    assert 0.6 < cost.worth(16).least_chance < 1.1  # 0.001 s a guess, 0.00125 s a token
+
+
+def test_few_guesses_are_made_until_looking_is_known_to_pay() -> None:
+    """A chance that was overestimated would fill a step of many sequences with guesses that are wrong."""
+    speculator = taught(0.02, 0.0001, 0.00001, rows=(1,))
+    for _ in range(20):  # guesses cost nothing
+        for guesses in (0, 4):
+            speculator._cost_of_many(16).learn(16, guesses, 0.02)
+    made = [sequence([1, *COPIED, 5, *COPIED[:7]]) for _ in range(16)]
+    assert speculator.begin_step(step(16))
+    found = speculator.propose_all([(each, 32) for each in made])
+    assert 0 < sum(map(len, found)) <= 4
+
+
+def test_tokens_that_a_grammar_forced_say_nothing_of_guesses() -> None:
+    speculator = Speculator(32, 512)
+    plan = step(16)
+    plan.chunks[3] = [0] * 40
+    before = speculator._cost_of_many(16).worth(16)
+    for _ in range(50):
+        speculator.step_ended(plan, 0.02, 0)
+    assert speculator._cost_of_many(16).worth(16) == before
+
+
+def test_what_one_user_has_copied_says_nothing_of_what_many_ask_for() -> None:
+    speculator = taught(0.01, 0.0001, 0.00001)
+    alone = sequence([1, *COPIED, 5, *COPIED[:3]])
+    for number in range(200):
+        guesses_of(speculator, alone)
+        alone.tokens.append([*COPIED, 5][(number + 3) % 11])
+    known, fresh = (own.rates for own in (alone.own_text, _looked_at(speculator, 1)))
+    assert known.rate(3) > 0.35 and fresh.rate(20) > 0.9
+    assert _looked_at(speculator, 16).rates.rate(20) == HitRates().rates[-1]
+
+
+def _looked_at(speculator: Speculator, rows: int) -> OwnText:
+    made = sequence([1, *COPIED, 5, *COPIED[:3]])
+    assert speculator.begin_step(step(rows))
+    speculator.propose(made, 8)
+    own: OwnText = made.own_text
+    return own
+
+
+def test_a_long_prompt_is_taken_in_step_by_step() -> None:
+    speculator = taught(0.01, 0.0005, 0.0005)
+    made = sequence([*range(30, 5030), *COPIED, 5, *COPIED[:5]])
+    num_steps = 0
+    while not guesses_of(speculator, made):
+        num_steps += 1
+        assert len(made.own_text.index) <= 1024 * num_steps < 6000
+    assert num_steps == 4
 
 
 def test_many_sequences_whose_guesses_fail_are_looked_at_rarely() -> None:
