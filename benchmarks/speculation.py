@@ -3,6 +3,7 @@
     python -m benchmarks.speculation                 # the default model here, six turns
     python -m benchmarks.speculation --only copy,other --turns 10
     python -m benchmarks.speculation --quick         # two turns, fewer requests
+    python -m benchmarks.speculation --draft-pair 4,0  # a draft model instead, on a CPU (below)
     python -m benchmarks.speculation --device cuda   # the default model on a GPU
     python -m benchmarks.speculation --device cuda --shape l3b,qwen2.5-1.5b   # random weights (`speculation_gpu.py`)
 
@@ -20,6 +21,9 @@ is more exact on one. Exits with 1 if a target is missed or a token differs.
 | `many` | 16 | questions, sampled, as many at a time as the machine computes for |
 | `many copy` | 16 | as `copy` |
 | `n` | 1 | eight answers of one token to a prompt of 2,000 tokens, against one such answer: the prompt is computed once |
+
+`--draft-pair TIMES,LEFT_OUT`: a model guesses for one that is TIMES as deep and would say the same, if the small one did not lack
+LEFT_OUT of its layers (`draft_pair.py`). The more it lacks, the more of its guesses are wrong.
 """
 
 from __future__ import annotations
@@ -29,9 +33,12 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +46,7 @@ from rich.table import Table
 from tonle.config.engine import EngineConfig
 from tonle.engine import LLM, GenerationConfig
 from tonle.engine.request import GenerationResult
+from tonle.models.source import resolve
 
 _NAMES = (
     "ada",
@@ -122,7 +130,7 @@ class Workload:
     requests: int = 4  # of a turn
     new_tokens: int = 128
     sampled: bool = False
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"off": [], "suffix": []})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"plain": [], "guesses": []})
 
     def config(self, seed: int) -> GenerationConfig:
         config = GenerationConfig(max_length=self.new_tokens, early_stopping=False, do_sample=self.sampled, seed=seed)
@@ -132,7 +140,7 @@ class Workload:
     @property
     def ratios(self) -> list[float]:
         """Of the two runs of each turn, which are next to each other in time."""
-        return [plain / guessed for plain, guessed in zip(self.seconds["off"], self.seconds["suffix"], strict=True)]
+        return [plain / guessed for plain, guessed in zip(self.seconds["plain"], self.seconds["guesses"], strict=True)]
 
 
 WORKLOADS = (
@@ -158,6 +166,7 @@ def run(llm: LLM, work: Workload, seed: int) -> tuple[float, list[GenerationResu
     return time.monotonic() - began, results
 
 
+NEVER_SLOWER = 0.98
 SEVERAL, PROMPT_TOKENS, MOST_FOR_SEVERAL = 8, 2_000, 1.15  # answers, and times what one takes
 
 
@@ -193,6 +202,9 @@ def main() -> int:
         help="with --device cuda: random weights and scripted guesses; l3b, qwen2.5-1.5b, smallest; with commas",
     )
     parser.add_argument("--users", default="", help="with --shape: workloads of so many users only, with commas")
+    parser.add_argument(
+        "--draft-pair", default="", metavar="TIMES,LEFT_OUT", help="guesses by a draft model; how the two models differ"
+    )
     options = parser.parse_args()
     if options.shape and options.device != "cuda":
         parser.error("--shape needs --device cuda")
@@ -203,38 +215,53 @@ def main() -> int:
         return speculation_gpu.main(
             options.shape.split(","), turns=2 if options.quick else options.turns, only_users=users
         )
+    if options.draft_pair:
+        from benchmarks.draft_pair import write_draft_pair
+
+        times, left_out = map(int, options.draft_pair.split(","))
+        with tempfile.TemporaryDirectory() as folder:
+            pair = write_draft_pair(resolve(options.model).path, Path(folder), times=times, left_out=left_out)
+            return compare(options, str(pair.large), {"speculation_model": str(pair.small)})
+    return compare(options, options.model, {"speculation": "suffix"})
+
+
+def compare(options: argparse.Namespace, model: str | None, guessing: dict[str, Any]) -> int:
+    """`guessing`: settings of the engine that makes guesses."""
     chosen = [work for work in WORKLOADS if not options.only or work.name in options.only.split(",")]
     turns = 2 if options.quick else options.turns
     on_gpu = options.device == "cuda"
     console, engines = Console(), {}
-    for name in ("off", "suffix"):
+    for name, settings in {"plain": {"speculation": "off"}, "guesses": guessing}.items():
         config = EngineConfig(
             memory_pool_size=4 * 2**30 if on_gpu else None,  # of each of the two
             max_batch_size=None,
             max_sequence_length=2048,
-            speculation=name,
             device=options.device,
+            **settings,
         )
-        engines[name] = LLM(options.model, config=config)
+        engines[name] = LLM(model, config=config)
         # Warm up; the first steps learn what guesses cost.
         run(engines[name], Workload("warm", _copy, 0.0, requests=1, new_tokens=96), seed=-1)
     same = True
     table = Table("workload", "users", "plain tok/s", "with guesses", "ratio of turns: median", "lowest, highest", "accepted",
                   "target", title="speculative decoding", title_justify="left")  # fmt: skip
     for work in chosen:
-        work.target = work.gpu_target if on_gpu else work.target
+        if options.draft_pair:
+            work.target = NEVER_SLOWER
+        elif on_gpu:
+            work.target = work.gpu_target
         work.requests = max(1, work.requests // 4) if options.quick else work.requests
-        before = engines["suffix"].engine.get_stats()["speculation"]
+        before = engines["guesses"].engine.get_stats()["speculation"]
         for turn in range(turns):
             found = {}
-            for name in ("off", "suffix") if turn % 2 else ("suffix", "off"):
+            for name in ("plain", "guesses") if turn % 2 else ("guesses", "plain"):
                 seconds, results = run(engines[name], work, seed=1000 + turn)
                 work.seconds[name].append(seconds)
                 found[name] = [result.output_ids for result in results]
-            if found["off"] != found["suffix"]:
+            if found["plain"] != found["guesses"]:
                 same = False
                 console.print(f"{work.name}, turn {turn}: tokens differ")
-        after = engines["suffix"].engine.get_stats()["speculation"]
+        after = engines["guesses"].engine.get_stats()["speculation"]
         drafted, accepted = (after[name] - before[name] for name in ("draft_tokens", "accepted_tokens"))
         tokens = work.requests * work.new_tokens
         median = statistics.median(work.ratios)
@@ -244,7 +271,7 @@ def main() -> int:
             f"{median:.2f}", f"{min(work.ratios):.2f}, {max(work.ratios):.2f}", f"{accepted:,} of {drafted:,}",
             f"≥ {work.target:g} {'holds' if median >= work.target else 'missed'}",
         )  # fmt: skip
-    several = ratios_of_several(engines["suffix"], turns) if not options.only or "n" in options.only.split(",") else []
+    several = ratios_of_several(engines["guesses"], turns) if not options.only or "n" in options.only.split(",") else []
     for llm in engines.values():
         llm.close()
     console.print(table)
