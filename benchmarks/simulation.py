@@ -1,16 +1,20 @@
 """How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
 
     python -m benchmarks.simulation                                   # the default model on this machine, 8 minutes
-    python -m benchmarks.simulation --profile-seconds 120 --level-seconds 45 --repeats 3   # on a shared machine, 20 minutes
+    python -m benchmarks.simulation --rounds 20 --repeats 3 --attempts 6   # on a machine that others share, 30 minutes and more
     python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
 
-Does: start the server; in each repeat `tonle profile` it, simulate every level and save that to `predictions.json`, drive the
-server with the client of `tonle bench`; print predicted, measured and error. Does not: change a prediction by what was measured.
+Does: start the server; in each repeat `tonle profile` it; simulate each level, save that, and only then drive the server with the
+client of `tonle bench`; print predicted, measured and error. Does not: change a prediction by what was measured.
 
 A prediction is the median of several simulations of the same requests, whose steps scatter otherwise. A second table has the same
 levels simulated once more, afterwards, with all steps longer or shorter by the factor that the step log shows for the measured
 ones. It tells the simulator's error from the machine's: processors that others use change their speed. A third one has how far
 those simulations lie apart: so much does chance move a number of one run.
+
+A profile predicts the machine as it was. On a CPU whose cores others use, too, `--attempts 6` measures a level again, with other
+requests and a prediction of their own, while a process beside it says that the machine was slower for a tenth of the time or
+more (`pace.py`; it knows nothing of the server). What was passed over is counted in the table, and kept in `comparison.json`.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
 Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens
@@ -23,12 +27,14 @@ import argparse
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.pace import Pace
 from tonle.bench.load import Load
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
@@ -43,9 +49,18 @@ from tonle.simulate.traces import trace_of_workload
 from tonle.tune.correction import Correction, corrected
 
 SATURATION_SHARE = 0.7
-SEED = 7000  # levels and repeats have seeds of their own: no prompt is sent twice
+MOST_SLOW = 0.1  # of an attempt's time, the machine may be slower than usual
+SEED = 7000  # levels, repeats and attempts have seeds of their own: no prompt is sent twice
 COLUMNS = ("tokens/s", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95")
 LIMITS = (0.05, 0.10, 0.10, 0.10, 0.10)
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    """An attempt while the machine was slow."""
+
+    slow_share: float
+    predicted: list[float]
+    measured: list[float]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -61,6 +76,8 @@ class Level(msgspec.Struct, frozen=True):
     lowest: list[list[float]] = []  # of those simulations
     highest: list[list[float]] = []
     step_ratios: list[float] = []  # what its steps took, to what the profile says of them
+    slow_shares: list[float] = []  # of the time: the machine was slower than usual
+    passed_over: list[PassedOver] = []
 
     @property
     def load(self) -> Load:
@@ -120,8 +137,8 @@ class Predictor:
         return simulate(trace_of_workload(options), self._fleet, seed=seed).level()
 
 
-def seed_of(number: int, repeat: int) -> int:
-    return SEED + 100 * (number + 1) + repeat
+def seed_of(number: int, repeat: int, attempt: int) -> int:
+    return SEED + 1000 * (number + 1) + 20 * repeat + attempt
 
 
 class StepClock:
@@ -135,7 +152,7 @@ class StepClock:
         log = read_step_log(self._path)
         steps = [step for step in timed_steps(log.steps, log.engine.lag)[self._seen :] if step.device_s]
         self._seen = len(log.steps)
-        expected_s = sum(self._times.device_s(step.work) for step in steps) * statistics.fmean(self._times.ratios)
+        expected_s = sum(self._times.mean_s(step.work) for step in steps)
         return sum(step.device_s or 0.0 for step in steps) / expected_s if expected_s else 1.0
 
 
@@ -154,10 +171,13 @@ def at_speed(profile: Profile, ratio: float) -> Profile:
 
 
 def table(levels: Sequence[Level], *, speed_known: bool) -> str:
-    """Medians over repeats. The last column says how fast the machine was meanwhile: median, lowest and highest."""
+    """Medians over repeats. "Steps" says how fast the machine was meanwhile: median, lowest and highest. "Passed over": attempts
+    while it was slow."""
     lines = [
-        "| load | requests | " + " | ".join(f"{name}: predicted / measured" for name in COLUMNS) + " | steps |",
-        "|---|---|" + "---|" * (len(COLUMNS) + 1),
+        "| load | requests | "
+        + " | ".join(f"{name}: predicted / measured" for name in COLUMNS)
+        + " | steps | passed over |",
+        "|---|---|" + "---|" * (len(COLUMNS) + 2),
     ]
     for level in levels:
         cells = []
@@ -169,7 +189,7 @@ def table(levels: Sequence[Level], *, speed_known: bool) -> str:
             text = f"{predicted:{digits}} / {measured:{digits}} ({error:+.1%})"
             cells.append(text if abs(error) <= limit else f"**{text}**")
         low, middle, high = min(level.step_ratios), statistics.median(level.step_ratios), max(level.step_ratios)
-        cells.append(f"{middle:.2f} ({low:.2f}, {high:.2f})")
+        cells += [f"{middle:.2f} ({low:.2f}, {high:.2f})", str(len(level.passed_over))]
         lines.append(f"| {level.label} | {level.requests} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -197,37 +217,56 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     model, flags = server_flags(arguments, root)
     profiles: list[Profile] = []
     levels: list[Level] = []
-    with ServerProcess.tonle(model, [*flags, "--step-log", str(step_log)], log=out / "server.log") as server:
+    server = ServerProcess.tonle(model, [*flags, "--step-log", str(step_log)], log=out / "server.log")
+    with Pace() as pace, server:
         say(f"serving {read_step_log(step_log).engine.model} at {server.url}")
         for repeat in range(arguments.repeats):
-            profiles.append(profile_of(server.url, step_log, repeat, arguments))
+            profiles.append(calm_profile(server.url, step_log, repeat, arguments, pace))
             predictor = Predictor(profiles[-1], arguments)
             levels = levels or predictor.plan()
-            seeds = [seed_of(number, repeat) for number in range(len(levels))]
-            levels = [
-                with_next(level, predicted=predictor.numbers(level, seed))
-                for level, seed in zip(levels, seeds, strict=True)
-            ]
-            write(out / "predictions.json", Comparison(profiles, levels))
-            say(f"predictions are in {out / 'predictions.json'}; now the real runs")
             clock = StepClock(step_log, profiles[-1])
-            for number, seed in enumerate(seeds):
-                found, ratio = measure(levels[number], seed, arguments, server.url), clock.ratio()
-                say(
-                    f"  repeat {repeat + 1}, {levels[number].label}: {found[0]:,.0f} tokens/s, steps {ratio:.2f} of the profile's"
-                )
-                known = Predictor(at_speed(profiles[-1], ratio), arguments).ranges(levels[number], seed)
+            for number, level in enumerate(levels):
+                for attempt in range(arguments.attempts):
+                    seed = seed_of(number, repeat, attempt)
+                    predicted = predictor.numbers(level, seed)
+                    (out / "predicted.json").write_bytes(msgspec.json.encode((level.label, seed, COLUMNS, predicted)))
+                    began_s = time.monotonic()
+                    found, ratio = measure(level, seed, arguments, server.url), clock.ratio()
+                    slow = pace.slow_share(began_s)
+                    say(
+                        f"  repeat {repeat + 1}, {level.label}: {found[0]:,.0f} tokens/s, predicted {predicted[0]:,.0f}; "
+                        f"steps {ratio:.2f} of the profile's; the machine was slow for {slow:.0%} of the time"
+                    )
+                    if slow < MOST_SLOW or attempt + 1 == arguments.attempts:
+                        break
+                    level = with_next(level, passed_over=PassedOver(slow, predicted, found))
+                known = Predictor(at_speed(profiles[-1], ratio), arguments).ranges(level, seed)
                 levels[number] = with_next(
-                    levels[number], measured=found, step_ratios=ratio, at_speed=[statistics.median(each) for each in known],
+                    level, predicted=predicted, measured=found, step_ratios=ratio, slow_shares=slow,
+                    at_speed=[statistics.median(each) for each in known],
                     lowest=[each[0] for each in known], highest=[each[-1] for each in known],
                 )  # fmt: skip
-    write(out / "comparison.json", Comparison(profiles, levels))
+                (out / "comparison.json").write_bytes(
+                    msgspec.json.format(msgspec.json.encode(Comparison(profiles, levels)), indent=1)
+                )
     print(table(levels, speed_known=False))
-    print("\nSimulated again afterwards, with steps longer by the factor in the last column:\n")
+    print('\nSimulated again afterwards, with steps longer by the factor in the column "steps":\n')
     print(table(levels, speed_known=True))
     if arguments.simulations > 1:
         print(f"\nLowest and highest of {arguments.simulations} simulations, to their median:\n")
         print(chance_table(levels))
+
+
+def calm_profile(url: str, step_log: Path, repeat: int, arguments: argparse.Namespace, pace: Pace) -> Profile:
+    """Made again if the machine was slow, with other prompts: the server has those of before in its prefix cache."""
+    for attempt in range(arguments.attempts):
+        began_s = time.monotonic()
+        profile = profile_of(url, step_log, 100 * repeat + attempt, arguments)
+        slow_share = pace.slow_share(began_s)
+        say(f"  machine slow for {slow_share:.0%} of the profile's time")
+        if slow_share < MOST_SLOW or arguments.profile is not None:
+            break
+    return profile
 
 
 def chance_table(levels: Sequence[Level]) -> str:
@@ -271,10 +310,6 @@ def with_next(level: Level, **values: Any) -> Level:
     return msgspec.structs.replace(level, **{name: [*getattr(level, name), value] for name, value in values.items()})
 
 
-def write(path: Path, comparison: Comparison) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=1))
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as `tonle serve` takes it; the default model unless given")
@@ -293,6 +328,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--simulations", type=int, default=9, help="of each level; its prediction is their median")
     parser.add_argument("--repeats", type=int, default=1, help="each with a profile of its own")
+    parser.add_argument("--attempts", type=int, default=1, help="of a profile or level, as long as the machine is slow")
     parser.add_argument(
         "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"
     )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.linear_times import H200, LinearTimes, limits
+from tonle.engine.schedule.step_facts import StepWork
 from tonle.simulate.cluster import Cluster
 from tonle.simulate.run import Autoscaling, Failure, Fleet, ReplicaOptions, simulate
 from tonle.simulate.trace import Trace, TraceRequest, answer_ids
@@ -20,7 +21,7 @@ CONTEXT = 400
 class Scattered(LinearTimes):
     """Steps take up to twice as long."""
 
-    def jitter(self, u: float) -> float:
+    def jitter(self, work: StepWork, u: float) -> float:
         return 1 + u
 
 

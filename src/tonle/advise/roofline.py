@@ -62,7 +62,7 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
         """As on every GPU: the next step is launched before this one is read."""
         return 1
 
-    def jitter(self, u: float) -> float:
+    def jitter(self, work: StepWork, u: float) -> float:
         """A data sheet knows no scatter."""
         return 1.0
 

@@ -22,10 +22,11 @@ from tonle.engine.schedule.step_facts import StepWork
 from tonle.engine.step_log import LoggedStep
 from tonle.errors import ConfigError
 from tonle.simulate.around import Around
-from tonle.simulate.fitted_times import Curve, FittedTimes
+from tonle.simulate.fitted_times import Curve, FittedTimes, scatter_kind
 from tonle.simulate.median_fit import Floats, median_fit
 
 _NUM_RATIOS = 200
+_LEAST_OF_KIND = 100  # steps, for a scatter of their own
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
 _HELD_UP_S = 2e-3  # a launch that takes so much longer than usual is not that of a graph
@@ -135,7 +136,8 @@ def fit_times(
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
         few_rows_read_s=Curve(model.few_rows, few_rows) if any(few_rows) else None,
         **_fit_host(steps),
-        launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
+        launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0,
+        ratios=_ratios(seconds, expected), kind_ratios=_by_kind(known, seconds, expected),
     )  # fmt: skip
 
 
@@ -261,7 +263,16 @@ def _host_columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
     return columns, np.array([step.host_s for step in steps]) - commit_s, commit_s
 
 
+def _by_kind(steps: Sequence[TimedStep], seconds: Floats, expected: Floats) -> dict[int, list[float]]:
+    kinds = np.array([scatter_kind(step.work) for step in steps])
+    chosen = ((int(kind), kinds == kind) for kind in np.unique(kinds))
+    return {kind: _ratios(seconds[own], expected[own]) for kind, own in chosen if own.sum() >= _LEAST_OF_KIND}
+
+
 def _ratios(seconds: Floats, expected: Floats) -> list[float]:
-    """Means of equal shares of the steps, ascending. Their mean is that of all steps: it keeps the sum of all times."""
-    ratios = np.sort(seconds / expected)
-    return [float(part.mean()) for part in np.array_split(ratios, min(_NUM_RATIOS, len(ratios)))]
+    """Of equal shares of the expected time, ascending. Their mean is that of all of it: it keeps the sum of all times."""
+    order = np.argsort(seconds / expected)
+    expected_until, until = (np.concatenate([[0.0], np.cumsum(values[order])]) for values in (expected, seconds))
+    count = min(_NUM_RATIOS, len(order))
+    ends = np.linspace(0.0, expected_until[-1], count + 1)
+    return [float(share) for share in np.diff(np.interp(ends, expected_until, until)) * count / expected_until[-1]]

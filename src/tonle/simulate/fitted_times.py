@@ -3,14 +3,16 @@
 Does: answer for any `StepWork` in about a microsecond. Does not: fit (`fit_times.py`).
 
 The expected time is a median: half of the measured steps of that kind took longer. `ratios` says how far steps scatter around it;
-their mean carries what slow steps cost on average. Steps scatter independently of each other: a shared machine that is slow for
-seconds on end is not modelled.
+their mean carries what slow steps cost on average. Short steps are held up by other programs more often than long ones in
+proportion, so each kind of step has its own (`kind_ratios`). Steps scatter independently of each other: a shared machine that is
+slow for seconds on end is not modelled.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cached_property
+from statistics import fmean
 
 import msgspec
 
@@ -51,6 +53,14 @@ class _Cached(dict[int, float]):
         return value
 
 
+_WITH_PROMPTS = 0
+
+
+def scatter_kind(work: StepWork) -> int:
+    """Of a step without prompts: its rows, rounded up to a power of two. 0: it has prompts."""
+    return _WITH_PROMPTS if work.prompts else 1 << (work.rows - 1).bit_length()
+
+
 class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     """Seconds, unless it says otherwise."""
 
@@ -76,7 +86,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     commit_row_s: float = 0.0  # and per row or chunk
     wake_s: float = 0.0  # of the host, in addition: for the first step after it had nothing to do
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
-    ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
+    ratios: list[float] = []  # measured / expected, of equal shares of the expected time of all steps, ascending
+    kind_ratios: dict[int, list[float]] = {}  # the same by `scatter_kind`, of kinds with enough steps
 
     def device_s(self, work: StepWork) -> float:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = work
@@ -105,9 +116,17 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
         earlier."""
         return self.launch_large_s if work.prompts and work.rows + work.tokens > self.mixed.padded_to else 0.0
 
-    def jitter(self, u: float) -> float:
+    def jitter(self, work: StepWork, u: float) -> float:
         """The factor by which a step exceeds its expected time, for a `u` drawn evenly from [0, 1)."""
-        return self.ratios[int(u * len(self.ratios))] if self.ratios else 1.0
+        ratios = self._ratios_of(work)
+        return ratios[int(u * len(ratios))] if ratios else 1.0
+
+    def mean_s(self, work: StepWork) -> float:
+        """What such steps take on average, scatter included."""
+        return self.device_s(work) * fmean(self._ratios_of(work) or [1.0])
+
+    def _ratios_of(self, work: StepWork) -> list[float]:
+        return self.kind_ratios.get(scatter_kind(work), self.ratios)
 
     @cached_property
     def _decode(self) -> dict[int, float]:

@@ -103,7 +103,7 @@ class Replica:
         self.counts = Counts()
         self.times = times
         self._lag, self._on_end, self._rng, self._watch = times.lag, on_end, rng, watch
-        self._jitter: Callable[[float], float] | None = getattr(times, "jitter", None) if jitter else None
+        self._jitter: Callable[[StepWork, float], float] | None = getattr(times, "jitter", None) if jitter else None
         self._launching_s: Callable[[StepWork], float] | None = getattr(times, "launching_s", None)
         self._commit_s: Callable[[StepWork], float] | None = getattr(times, "commit_s", None)
         self._skipping: SkippingScheduler | None = None
@@ -255,7 +255,7 @@ class Replica:
         """When the host can go on."""
         host_s, device_s = self.times.host_s(work), self.times.device_s(work)
         if self._jitter is not None:
-            device_s *= self._jitter(self._rng.random())
+            device_s *= self._jitter(work, self._rng.random())
         commit_s = 0.0 if self._commit_s is None else self._commit_s(work)
         now += host_s - commit_s
         end_s = max(now, self._device_free_s) + device_s

@@ -171,12 +171,11 @@ def _fit_of(kind: str, steps: Sequence[TimedStep], times: FittedTimes) -> Fit:
     expected = np.array([times.device_s(step.work) for step in steps])
     measured = np.array([step.device_s for step in steps], dtype=np.float64)
     errors = np.abs(expected / measured - 1.0)
-    mean_ratio = sum(times.ratios) / len(times.ratios)
     return Fit(
         kind=kind,
         steps=len(steps),
         seconds=float(measured.sum()),
         median_error=float(np.median(errors)),
         p90_error=float(np.percentile(errors, 90)),
-        total_error=float(mean_ratio * expected.sum() / measured.sum() - 1.0),
+        total_error=float(sum(times.mean_s(step.work) for step in steps) / measured.sum() - 1.0),
     )

@@ -2,13 +2,16 @@
 
 Does: find steps that took longer than others of their kind did at other times. Does not: know why, or change a time.
 
-A virtual machine shares cores and memory with others. For half a minute all its steps may take 1.4 times as long, which says
+A virtual machine shares cores and memory with others. For half a minute its steps may take 1.4 times as long, which says
 nothing of the server, and will not come again at the same moment. What is left are the steps of an undisturbed machine.
+
+Steps with prompts are looked at apart from those without. The former compute, and take longer where others compute on the same
+cores; a step of few rows waits for memory, and may notice nothing of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,7 +19,8 @@ from tonle.simulate.fit_times import LEAST_STEPS, TimedStep
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.median_fit import Floats
 
-_WINDOW_S, _WINDOW_STEPS = 2.0, 16  # of a window, at least
+_WINDOW_S = 2.0  # of a window, at least,
+_WINDOW_STEPS = {True: 8, False: 16}  # with so many steps with prompts, or without
 _SLOW = 1.12  # times what windows usually take: a spell
 _LEAST_WINDOWS = 4  # to tell what is usual
 _LEAST_S = 1e-7  # that a step is expected to take
@@ -38,21 +42,27 @@ def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence
     spell; a window by its median, so single steps that were held up stay."""
     timed = [place for place, step in enumerate(steps) if step.device_s]
     ratios = _relative_to_kind([steps[place] for place in timed], times, [stages[place] for place in timed])
-    windows = _windows([steps[place].begin_s for place in timed])
-    if len(windows) < _LEAST_WINDOWS:
-        return list(steps)
-    medians = [float(np.median(ratios[first:end])) for first, end in windows]
-    limit = _SLOW * float(np.median(medians))
-    slow = {
-        place
-        for median, (first, end) in zip(medians, windows, strict=True)
-        if median > limit
-        for place in timed[first:end]
-    }
+    slow: set[int] = set()
+    for with_prompts in (True, False):
+        chosen = [place for place, index in enumerate(timed) if bool(steps[index].work.prompts) is with_prompts]
+        begins_s = [steps[timed[place]].begin_s for place in chosen]
+        found = _slow(ratios[chosen], _windows(begins_s, _WINDOW_STEPS[with_prompts]))
+        slow.update(timed[chosen[place]] for place in found)
     # Too few steps of an undisturbed machine are worse than many of a slow one.
     if len(timed) - len(slow) < max(LEAST_STEPS, len(timed) // 2):
         return list(steps)
     return [step for place, step in enumerate(steps) if place not in slow]
+
+
+def _slow(ratios: Floats, windows: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Those in windows that were slower than the others."""
+    if len(windows) < _LEAST_WINDOWS:
+        return
+    medians = [float(np.median(ratios[first:end])) for first, end in windows]
+    limit = _SLOW * float(np.median(medians))
+    for middle, (first, end) in zip(medians, windows, strict=True):
+        if middle > limit:
+            yield from range(first, end)
 
 
 def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> Floats:
@@ -66,11 +76,11 @@ def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes, stages: Se
     return ratios
 
 
-def _windows(begins_s: Sequence[float]) -> list[tuple[int, int]]:
+def _windows(begins_s: Sequence[float], least_steps: int) -> list[tuple[int, int]]:
     """From one step up to another, not included. Steps at the end that are too few are of the last window."""
     windows, first = [], 0
     for place, begin_s in enumerate(begins_s):
-        if place - first >= _WINDOW_STEPS and begin_s - begins_s[first] >= _WINDOW_S:
+        if place - first >= least_steps and begin_s - begins_s[first] >= _WINDOW_S:
             windows.append((first, place))
             first = place
     if windows:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.fakes.linear_times import H200, LinearTimes, asked, limits, replica_options
+from tonle.engine.schedule.step_facts import StepWork
 from tonle.errors import ConfigError
 from tonle.simulate.run import Fleet, simulate
 from tonle.simulate.trace import Trace, answer_ids
@@ -147,7 +148,7 @@ def test_other_owners_share_no_prefix() -> None:
 
 def test_scatter_makes_steps_longer_and_is_the_same_for_the_same_seed() -> None:
     class Scattered(LinearTimes):
-        def jitter(self, u: float) -> float:
+        def jitter(self, work: StepWork, u: float) -> float:
             return 1 + u
 
     trace = Trace(label="", requests=[asked(0, None, 50, 400)], users=1)

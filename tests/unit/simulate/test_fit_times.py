@@ -100,12 +100,31 @@ def test_the_scatter_keeps_the_sum_of_all_times_though_the_middle_ignores_outlie
     steps = steps_of(truth)
     times = fit_times(steps, lag=0, sizes={})
     rng = random.Random(3)
-    drawn = sum(times.device_s(step.work) * times.jitter(rng.random()) for step in steps for _ in range(20)) / 20
+    drawn = (
+        sum(times.device_s(step.work) * times.jitter(step.work, rng.random()) for step in steps for _ in range(20)) / 20
+    )
     measured = sum(step.device_s or 0.0 for step in steps)
     assert drawn == pytest.approx(measured, rel=0.03)
-    assert times.jitter(0.5) == pytest.approx(1.0, abs=0.01)
-    assert times.jitter(0.99) > 2
+    prompts = StepWork(4, 1, 64, 0, 0, 4)
+    assert times.jitter(prompts, 0.5) == pytest.approx(1.0, abs=0.01)
+    assert times.jitter(prompts, 0.99) > 2
     assert all(low <= high for low, high in pairwise(times.ratios))
+
+
+def test_each_kind_of_step_scatters_as_it_was_measured() -> None:
+    """Short steps are held up for as long as long ones, so by a larger share of what they take."""
+    rng, steps = random.Random(5), []
+    for place in range(4000):
+        one, many, prompts = StepWork(1, 0, 0, 9, 0, 1), StepWork(30, 0, 0, 99, 0, 30), StepWork(3, 1, 64, 9, 0, 3)
+        work = (one, many, prompts)[place % 3] if place != 5 else StepWork(9, 0, 0, 9, 0, 9)
+        seconds = truth(work) + (3 * MS if rng.random() < 0.25 else 0.0)
+        steps.append(TimedStep(work, float(place), seconds, 1e-4))
+    times = fit_times(steps, lag=0, sizes={})
+    assert set(times.kind_ratios) == {0, 1, 32}, "one step alone has no scatter of its own"
+    for work in (one, many, prompts):
+        assert times.jitter(work, 0.9) == pytest.approx(1 + 3 * MS / truth(work), rel=0.02)
+        assert times.mean_s(work) == pytest.approx(truth(work) + 0.75 * MS, rel=0.02)
+    assert times.jitter(StepWork(9, 0, 0, 9, 0, 9), 0.9) in times.ratios
 
 
 def test_too_few_steps_are_an_error_that_says_so() -> None:
@@ -126,7 +145,8 @@ def test_without_a_scatter_steps_take_what_is_expected() -> None:
         lag=0, front_s=0.0, back_s=0.0, decode=flat, mixed=flat, draw=Curve([0], [0.0]), chunk_s=0.0, decode_read_s=0.0,
         prompt_read_s=0.0, host_step_s=0.0, host_row_s=0.0, host_token_s=0.0,
     )  # fmt: skip
-    assert times.jitter(0.0) == times.jitter(0.999) == 1.0
+    work = StepWork(1, 0, 0, 9, 0, 1)
+    assert times.jitter(work, 0.0) == times.jitter(work, 0.999) == 1.0
 
 
 def logged(

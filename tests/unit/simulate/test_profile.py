@@ -26,6 +26,7 @@ TIMES = FittedTimes(
     lag=1, front_s=0.002, back_s=0.001, front_gap_s=3e-4, back_row_s=1e-6, decode=Curve([1, 8], [0.01, 0.02], 8),
     mixed=Curve([1, 64], [0.01, 0.1]), draw=Curve([0, 8], [0.0, 0.001]), chunk_s=1e-4, decode_read_s=1e-6,
     prompt_read_s=1e-7, host_step_s=1e-4, host_row_s=1e-5, host_token_s=1e-6, ratios=[0.9, 1.0, 1.4],
+    kind_ratios={0: [1.0], 4: [0.5, 2.0]},
 )  # fmt: skip
 SERVER = ServerFacts(
     model="m", device="cuda", device_name="H", dtype="bfloat16", block_size=16, num_blocks=100, context_length=1024,
@@ -43,10 +44,15 @@ def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     save_profile(PROFILE, path)
     again = load_profile(str(path))
     assert again == PROFILE
-    for work in (StepWork(3, 0, 0, 90, 0, 3), StepWork(2, 1, 40, 50, 800, 3)):
+    three, two_and_a_prompt, eight = (
+        StepWork(3, 0, 0, 90, 0, 3),
+        StepWork(2, 1, 40, 50, 800, 3),
+        StepWork(8, 0, 0, 9, 0, 8),
+    )
+    for work in (three, two_and_a_prompt):
         assert again.times.device_s(work) == TIMES.device_s(work)
         assert again.times.host_s(work) == TIMES.host_s(work)
-    assert again.times.jitter(0.99) == 1.4
+    assert [again.times.jitter(work, 0.99) for work in (three, two_and_a_prompt, eight)] == [2.0, 1.0, 1.4]
 
 
 def test_limits_are_the_servers_but_for_what_is_changed() -> None:

@@ -57,6 +57,19 @@ def test_a_slow_spell_is_left_out_and_the_mean_of_times_is_that_of_the_rest() ->
     assert times.device_s(StepWork(4, 0, 0, 0, 0, 4)) == pytest.approx(0.014, rel=0.03)
 
 
+def test_a_spell_that_only_steps_with_prompts_notice_is_left_out_of_those_alone() -> None:
+    """Few rows wait for memory, whatever others compute."""
+    steps = [
+        step if step.work.prompts else TimedStep(step.work, step.begin_s, _true_s(step.work), step.host_s)
+        for step in _steps(90.0, slow=(20.0, 45.0), factor=1.6)
+    ]
+    left = _left(steps)
+    assert [s for s in left if not s.work.prompts] == [s for s in steps if not s.work.prompts]
+    assert not [s for s in left if s.work.prompts and 22.0 <= s.begin_s < 43.0]
+    calm = [s for s in steps if s.work.prompts and not 18.0 <= s.begin_s < 47.0]
+    assert set(calm) <= set(left)
+
+
 def test_a_machine_of_its_own_has_none() -> None:
     steps = _steps(40.0)
     assert _left(steps) == steps
