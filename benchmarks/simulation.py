@@ -14,7 +14,8 @@ those simulations lie apart: so much does chance move a number of one run.
 
 A profile predicts the machine as it was. On a CPU whose cores others use, too, `--attempts 6` measures a level again, with other
 requests and a prediction of their own, while a process beside it says that the machine was slower for a tenth of the time or
-more (`pace.py`; it knows nothing of the server). What was passed over is counted in the table, and kept in `comparison.json`.
+more (`tonle.simulate.pace`, which knows nothing of the server). What was passed over is counted in the table, and kept in
+`comparison.json`.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
 Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens
@@ -34,7 +35,6 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.pace import Pace
 from tonle.bench.load import Load
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
@@ -42,6 +42,7 @@ from tonle.bench.run import run_bench
 from tonle.bench.server_process import ServerProcess
 from tonle.engine.step_log import read_step_log
 from tonle.simulate.fit_times import timed_steps
+from tonle.simulate.pace import Pace
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run import fleet_of, simulate
 from tonle.simulate.run_profile import profile_running

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,10 @@ from tonle.errors import ConfigError
 from tonle.simulate.around import Around, time_around
 from tonle.simulate.fit_times import LEAST_STEPS, TimedStep, fit_times, timed_steps
 from tonle.simulate.fitted_times import FittedTimes
+from tonle.simulate.pace import Pace, Span
 from tonle.simulate.profile import Fit, Profile, ServerFacts
 from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
-from tonle.simulate.spells import kind_of, undisturbed
+from tonle.simulate.spells import kind_of, outside, undisturbed
 
 _SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
 _HELD_OUT = 5  # one slice of so many
@@ -60,8 +62,8 @@ def run_profile(
         )
         with server:
             engine = read_step_log(step_log).engine
-            loads = drive(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
-        return make_profile(read_step_log(step_log), loads)
+            loads, slow = _drive_and_watch(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
+        return make_profile(read_step_log(step_log), loads, slow)
 
 
 def profile_running(
@@ -76,7 +78,7 @@ def profile_running(
     """The same with a server on this machine that writes `step_log` already. Raises `ConfigError`."""
     before = read_step_log(step_log)
     _check_makes_no_guesses(before.engine, url)
-    loads = drive(url, before.engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
+    loads, slow = _drive_and_watch(url, before.engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
     until_s = time.monotonic() + _LOG_S
     while True:  # the engine writes a few hundred lines at a time, and all of them when it is idle
         log = read_step_log(step_log)
@@ -87,9 +89,8 @@ def profile_running(
                 f"{step_log} does not tell of the steps that the server at {url} has computed: is it its log?"
             )
         time.sleep(0.05)
-    return make_profile(
-        StepLogFile(log.engine, log.steps[len(before.steps) :], log.requests[len(before.requests) :]), loads
-    )
+    new = StepLogFile(log.engine, log.steps[len(before.steps) :], log.requests[len(before.requests) :])
+    return make_profile(new, loads, slow)
 
 
 def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
@@ -100,6 +101,15 @@ def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
         raise ConfigError(
             f"the server at {url} may speculate, which a simulation does not: start it with --speculation off to profile it"
         )
+
+
+def _drive_and_watch(url: str, engine: LoggedEngine, **options: Any) -> tuple[list[ProfileLoad], list[Span]]:
+    """What was sent, and when this machine was slow. Its processors say nothing of a GPU."""
+    if engine.device != "cpu":
+        return drive(url, engine, **options), []
+    with Pace() as pace:
+        loads = drive(url, engine, **options)
+        return loads, [span for span in pace.spans() if span.is_slow]
 
 
 def drive(
@@ -117,13 +127,14 @@ def drive(
         return runner.run(driver.run())
 
 
-def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
-    """Fit what was measured. Raises `ConfigError` if it was too little."""
+def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad], slow: Sequence[Span] = ()) -> Profile:
+    """Fit what was measured. `slow`: when the machine was, by moment. Raises `ConfigError` if it was too little."""
     engine = log.engine
     begin_s = min((sample.start_s for load in loads for sample in load.samples), default=0.0)
     steps = [step for step in timed_steps(log.steps, engine.lag) if step.begin_s >= begin_s]
     around = time_around(log, loads)
-    calm = undisturbed(steps, _fitted(steps, engine, around), _stages_of(steps, loads))
+    fast = outside(steps, slow)
+    calm = undisturbed(fast, _fitted(fast, engine, around), _stages_of(fast, loads))
     times = _fitted(calm, engine, around)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
     # None: what suits the device, as a server has it unless it is told otherwise.

@@ -1,6 +1,7 @@
 """Spells in which a machine was slow, because others used it.
 
-Does: find steps that took longer than others of their kind did at other times. Does not: know why, or change a time.
+Does: leave out steps of the time in which the machine is known to have been slow (`pace.py`); find steps that took longer than
+others of their kind did at other times. Does not: know why, or change a time.
 
 A virtual machine shares cores and memory with others. For half a minute its steps may take 1.4 times as long, which says
 nothing of the server, and will not come again at the same moment. What is left are the steps of an undisturbed machine.
@@ -11,6 +12,7 @@ cores; a step of few rows waits for memory, and may notice nothing of that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from tonle.simulate.fit_times import LEAST_STEPS, TimedStep
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.median_fit import Floats
+from tonle.simulate.pace import Span
 
 _WINDOW_S = 2.0  # of a window, at least,
 _WINDOW_STEPS = {True: 8, False: 16}  # with so many steps with prompts, or without
@@ -36,6 +39,24 @@ def kind_of(step: TimedStep) -> str:
     return "prompts beside rows" if work.rows else "prompts alone"
 
 
+def outside(steps: Sequence[TimedStep], slow: Sequence[Span]) -> list[TimedStep]:
+    """Without those that were computed, in part at least, in one of these spans, which are ascending."""
+    ends_s = [span.end_s for span in slow]
+
+    def is_outside(step: TimedStep) -> bool:
+        place = bisect_right(ends_s, step.begin_s)  # the first span that ends after it begins
+        end_s = step.begin_s + (step.host_s or 0.0) + (step.device_s or 0.0)
+        return place == len(slow) or slow[place].begin_s >= end_s
+
+    return _enough(steps, [step for step in steps if is_outside(step)])
+
+
+def _enough(steps: Sequence[TimedStep], left: list[TimedStep]) -> list[TimedStep]:
+    """Too few steps of an undisturbed machine are worse than many of a slow one."""
+    num_timed, num_left = (sum(step.device_s is not None for step in some) for some in (steps, left))
+    return left if num_left >= max(LEAST_STEPS, num_timed // 2) else list(steps)
+
+
 def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> list[TimedStep]:
     """Without the steps of spells. `times`: fitted to all of them. `stages`: of each step, the load that was sent, which is sent
     again at another time. A step counts relative to others of its kind in that stage, so what the fit misses as a whole is no
@@ -48,10 +69,7 @@ def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence
         begins_s = [steps[timed[place]].begin_s for place in chosen]
         found = _slow(ratios[chosen], _windows(begins_s, _WINDOW_STEPS[with_prompts]))
         slow.update(timed[chosen[place]] for place in found)
-    # Too few steps of an undisturbed machine are worse than many of a slow one.
-    if len(timed) - len(slow) < max(LEAST_STEPS, len(timed) // 2):
-        return list(steps)
-    return [step for place, step in enumerate(steps) if place not in slow]
+    return _enough(steps, [step for place, step in enumerate(steps) if place not in slow])
 
 
 def _slow(ratios: Floats, windows: Sequence[tuple[int, int]]) -> Iterator[int]:

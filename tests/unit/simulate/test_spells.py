@@ -9,7 +9,8 @@ import pytest
 from tonle.engine.schedule.step_facts import StepWork
 from tonle.simulate.fit_times import TimedStep, fit_times
 from tonle.simulate.fitted_times import FittedTimes
-from tonle.simulate.spells import kind_of, undisturbed
+from tonle.simulate.pace import Span
+from tonle.simulate.spells import kind_of, outside, undisturbed
 
 ROWS_S, TOKEN_S = 0.01, 0.001
 
@@ -68,6 +69,22 @@ def test_a_spell_that_only_steps_with_prompts_notice_is_left_out_of_those_alone(
     assert not [s for s in left if s.work.prompts and 22.0 <= s.begin_s < 43.0]
     calm = [s for s in steps if s.work.prompts and not 18.0 <= s.begin_s < 47.0]
     assert set(calm) <= set(left)
+
+
+def test_steps_of_the_time_in_which_the_machine_was_slow_are_left_out() -> None:
+    steps = _steps(60.0)
+    spans = [Span(10.0, 10.25, is_slow=True), Span(10.25, 10.5, is_slow=True), Span(30.0, 30.25, is_slow=True)]
+    left = outside(steps, spans)
+    assert 0 < len(steps) - len(left) < 100
+
+    def ends_s(step: TimedStep) -> float:
+        return step.begin_s + (step.device_s or 0.0)
+
+    assert all(ends_s(step) <= 10.001 or step.begin_s >= 10.5 for step in left if step.begin_s < 20.0)
+    gone = set(steps) - set(left)
+    assert all(ends_s(step) + 1e-3 > 10.0 and step.begin_s < 30.25 for step in gone)
+    assert outside(steps, []) == steps
+    assert outside(steps, [Span(0.0, 50.0, is_slow=True)]) == steps, "a machine that is slow for most of the time"
 
 
 def test_a_machine_of_its_own_has_none() -> None:
