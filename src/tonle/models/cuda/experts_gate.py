@@ -21,6 +21,6 @@ def gated(gate, up, GATE: tl.constexpr, CLAMP: tl.constexpr, DTYPE: tl.constexpr
     up = up.to(DTYPE).to(tl.float32)
     if GATE == _SWIGLUOAI:
         gate = tl.minimum(gate, CLAMP)
-        return gate * tl.sigmoid(_ALPHA * gate) * (tl.minimum(tl.maximum(up, -CLAMP), CLAMP) + 1.0)
+        return gate * tl.sigmoid(gate * _ALPHA) * (tl.minimum(tl.maximum(up, -CLAMP), CLAMP) + 1.0)
     else:
         return activated(gate, GATE).to(DTYPE).to(tl.float32) * up

@@ -21,8 +21,8 @@ def test_rows_with_guesses_beside_one_without() -> None:
     model = tiny_model("qwen2")
     asked = prompts([6, 3], model.config.vocab_size)
     wishes = [
-        GenerationConfig(max_length=7, temperature=1.0, seed=3, early_stopping=False, logprobs=0),
-        GenerationConfig(max_length=5, do_sample=False, early_stopping=False),
+        GenerationConfig(max_length=16, temperature=1.0, seed=3, early_stopping=False, logprobs=0),
+        GenerationConfig(max_length=12, do_sample=False, early_stopping=False),
     ]
     driver = Driver(model, CONFIG)
     scheduler, runner = driver.loop._scheduler, driver.loop._runner
