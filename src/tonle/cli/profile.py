@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COULD_NOT_START = 2
 _WORTH_A_LINE = 0.01  # of the time
+_POOR = 0.12  # median error of single steps; on a quiet machine 0.03 to 0.07
 
 # What the table of expected times shows: rows, prompts, tokens, context of each row, tokens before each chunk.
 _EXAMPLES = {
@@ -170,13 +171,19 @@ def _show(found: Profile, other: Profile | None, other_name: str | None) -> None
     )
     if found.left_out >= _WORTH_A_LINE:
         out.print(
-            f"Left out: {found.left_out:.0%} of the steps' time, in which steps took longer than the same steps at other "
-            "times, as if others used the machine. What is simulated is this machine undisturbed.\n"
+            f"Left out: {found.left_out:.0%} of the steps' time, in which this machine's processors were slower, or steps took "
+            "longer than the same steps at other times, as if others used the machine. What is simulated is this machine "
+            "undisturbed.\n"
         )
     if found.fits:
         out.print(_fit_table(found))
     else:
         out.print("There are too few steps to hold some out and judge the fit by them: measure for longer (--seconds).")
+    if any(fit.kind == "all" and fit.median_error > _POOR for fit in found.fits):
+        out.print(
+            "\n[yellow]These steps took now less, now more than their kind does: did other programs run on this machine? "
+            "Simulations will be as far off. Measure again when it is quiet, or for longer (--seconds 180).[/yellow]"
+        )
     out.print()
     out.print(_time_table(found, other, other_name))
 

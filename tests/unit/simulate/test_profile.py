@@ -18,7 +18,7 @@ from tonle.errors import ConfigError
 from tonle.simulate import run_profile
 from tonle.simulate.around import time_around
 from tonle.simulate.fitted_times import Curve, FittedTimes
-from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile, shipped_profiles
+from tonle.simulate.profile import Fit, Profile, ServerFacts, load_profile, save_profile, shipped_profiles
 from tonle.simulate.profile_loads import ProfileLoad
 from tonle.simulate.run_profile import make_profile
 
@@ -271,3 +271,16 @@ def test_a_server_that_speculates_is_not_profiled(tmp_path: Path, monkeypatch: p
             profile(**settings)
     with pytest.raises(DrivenError):
         profile(speculation="off")
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(0.05, False), (0.2, True)])
+def test_a_fit_that_is_far_off_is_told(
+    error: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = Fit(kind="all", steps=900, seconds=9.0, median_error=error, p90_error=2 * error, total_error=0.0)
+    found = msgspec.structs.replace(PROFILE, fits=[fit], left_out=0.2)
+    monkeypatch.setattr(run_profile, "run_profile", lambda *args, **more: found)
+    result = CliRunner().invoke(app, ["profile", "-o", str(tmp_path / "p.json")], env={"COLUMNS": "400"})
+    assert result.exit_code == 0
+    assert ("did other programs run on this machine?" in result.output) is is_told
+    assert "Left out: 20% of the steps' time" in result.output
