@@ -21,11 +21,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tonle.config.cores import num_cores
 from tonle.models.adapters import Adapter, AdapterPart
 from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
-from tonle.models.cpu.team import Team, num_cores
+from tonle.models.cpu.team import Team
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.source import resolve
 from tonle.models.spec import ModelSpec

@@ -23,12 +23,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tonle.config.cores import num_cores
 from tonle.engine.text import load_text
 from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
 from tonle.models.cpu.products import Bytes
-from tonle.models.cpu.team import Team, num_cores
+from tonle.models.cpu.team import Team
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.source import ModelSource, resolve
 

@@ -22,10 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tonle.config.cores import num_cores
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.pack import pack
 from tonle.models.cpu.stored import Stored
-from tonle.models.cpu.team import Team, num_cores
+from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import GROUP
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.spec import AttentionSpec, LayerSpec, MixerSpec, ModelSpec, RopeSpec

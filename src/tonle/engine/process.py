@@ -15,6 +15,7 @@ import msgspec
 
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 from tonle.child.supervisor import Backoff, Supervisor
+from tonle.config.cores import cores_of_limit, num_cores
 from tonle.config.engine import EngineConfig
 from tonle.engine.link import Receiver, check_reads
 from tonle.engine.messages import Failed, ModelCard, ToEngine, ToFront
@@ -121,6 +122,8 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
     ignore_signals()
     # torch's threads would spin between its operations, on cores that our own kernels and the HTTP process need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if cores_of_limit() is not None:  # of which torch knows nothing
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))
     settings = read_settings(control, EngineSettings)
     logs.configure(settings.log_level, json=settings.log_json)
     mailbox = SocketMailbox(control, listener)

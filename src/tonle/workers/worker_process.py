@@ -17,6 +17,7 @@ import msgspec
 from tonle.child.frames import FrameProtocol, frame
 from tonle.child.spawn import abandon, spawn
 from tonle.child.supervisor import STOP_S, wait_exit
+from tonle.config.cores import num_cores
 from tonle.telemetry import logs
 from tonle.workers.builtin import kind_path
 from tonle.workers.pool_config import PoolConfig
@@ -125,10 +126,3 @@ def device_of(device: str, num_instances: int) -> tuple[str, dict[str, str]]:
     ):  # instances share the cores instead of fighting for them
         return device, {"OMP_NUM_THREADS": str(max(1, num_cores() // num_instances))}
     return device, {}
-
-
-def num_cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -6,7 +6,6 @@ long for the others sleeps, so that a team loses little beside other programs on
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import threading
@@ -21,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tonle.config.cores import num_cores
 from tonle.models.cpu.memory import aligned
 from tonle.models.cpu.products import compiled
 from tonle.models.cpu.vector import I64, LINE
@@ -200,8 +200,3 @@ class Team:
         for error in errors:
             if error is not None:
                 raise error
-
-
-def num_cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
