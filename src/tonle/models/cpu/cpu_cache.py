@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from tonle.models.cpu.dots import nan_of
 from tonle.models.cpu.products import OPTIONS, compiled, f32
 from tonle.models.cpu.vector import F32, I8, I64, LANES, VF, VI, Code, each, larger, reduce_lanes
 from tonle.models.inputs import KVCache
@@ -98,9 +99,12 @@ def _block_rows(cache: Any, scales: Any, unpacked: Any, block: Any, first: Any, 
 @compiled
 def round_numbers(head: Any, out: Any) -> Any:
     """out (dim,) int8 = head / the scale that is returned."""
-    largest = f32(0)
+    largest, square = f32(0), f32(0)
     for i in range(head.shape[0]):
         largest = max(largest, abs(head[i]))
+        square += head[i] * head[i]
+    if square != square:  # integers cannot say that a number is none
+        largest = square
     inverse = f32(TOP) / largest if largest >= f32(_SMALL) else f32(0)
     for i in range(head.shape[0]):
         out[i] = np.int8(np.rint(head[i] * inverse))
@@ -114,15 +118,17 @@ def round_vectors(typingctx: Any, values: Any, v: Any, count: Any, numbers: Any,
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
         source, target, scale = (code.pointer(place) for place in (0, 3, 5))
-        (most,) = code.sums(1)
-        code.clear([most])
+        most, square = code.sums(2)
+        code.clear([most, square])
 
         def find(i: Any) -> None:
-            size = each(code, "fabs", code.load(source, code.times(i, LANES), VF))
-            b.store(larger(code, b.load(most, typ=VF), size), most)
+            value = code.load(source, code.times(i, LANES), VF)
+            b.store(larger(code, b.load(most, typ=VF), each(code, "fabs", value)), most)
+            b.store(code.fma(value, value, b.load(square, typ=VF)), square)
 
         code.loop(code.number(2), find)
         largest = reduce_lanes(code, b.load(most, typ=VF), lambda one, other: larger(code, one, other))
+        largest = nan_of(code, reduce_lanes(code, b.load(square, typ=VF), b.fadd), largest)
         zero = b.fcmp_ordered("<", largest, ir.Constant(F32, _SMALL))
         inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, float(TOP)), largest))
         spread = code.spread(inverse)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from tests.fakes.cpu_models import RandomModel, of_row, plain_layer, spec_of, step_of
+from tonle.models.cpu.cpu_cache import keep_head
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS
+from tonle.models.cpu.products import OPTIONS
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.tiles import has_tiles
 from tonle.models.decoder import Decoder
@@ -72,3 +76,39 @@ def test_left_to_the_decoder_it_is_where_that_is_faster_and_answers_are_rounded_
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=None).cache_dtype == expected
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.int8).cache_dtype == torch.int8
     assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.float32).cache_dtype == torch.float32
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("head_dim", [64, 24])
+def test_who_attends_to_what_is_not_a_number_gets_none(head_dim: int, dtype: torch.dtype) -> None:
+    """With a number that looks like one, a broken model would answer, and nobody could tell."""
+    model = RandomModel(spec_of(plain_layer(head_dim=head_dim)))
+    decoder = model.fast(team=Team(1), cache_dtype=dtype)
+    inputs = step_of([(0, 8)])
+    embed = decoder._embed
+
+    def poisoned(tokens: torch.Tensor, out: np.ndarray) -> None:
+        embed(tokens, out)
+        out[3, 5] = np.nan
+
+    decoder._embed = poisoned
+    found = decoder.forward(inputs, model.cache(dtype=dtype))
+    assert torch.isnan(found).any(dim=1).tolist() == [False] * 3 + [True] * 5
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def _keep(head: Any, cache: Any, scales: Any) -> None:
+    keep_head(head, cache, scales, 0, 0, 0)
+
+
+@pytest.mark.parametrize("place", [0, 17, 23])
+@pytest.mark.parametrize("dim", [64, 24])
+def test_one_number_of_a_head_that_is_none_is_seen_in_its_scale(dim: int, place: int) -> None:
+    head = np.linspace(-1, 1, dim, dtype=np.float32)
+    cache, scales = np.zeros((1, 1, 1, dim), np.int8), np.zeros((1, 1, 1), np.float32)
+    _keep(head, cache, scales)
+    assert scales[0, 0, 0] == pytest.approx(1 / 127)
+    head[place] = np.nan
+    _keep(head, cache, scales)
+    assert np.isnan(scales).all()
