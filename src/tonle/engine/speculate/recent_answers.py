@@ -12,7 +12,7 @@ from collections import OrderedDict
 from tonle.engine.speculate.text_index import Match, TextIndex
 
 _MAX_TENANT = 32_768  # tokens of one tenant,
-_MAX_ALL = 262_144  # and of all: about 25 MB
+_MAX_ALL = 262_144  # and of all: some 40 MB, up to 50 where very many tenants have short answers
 
 
 class TenantAnswers:

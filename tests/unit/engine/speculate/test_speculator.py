@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -88,6 +89,20 @@ def test_the_store_is_bounded_and_drops_the_oldest() -> None:
     assert len(store) <= 500 and store.of(b"one") is None and store.of(b"tenant 19") is not None
     store.add(b"long", list(range(10_000)))
     assert len(store) <= 500
+
+
+@pytest.mark.parametrize(("tenants", "length"), [(40_000, 8), (20, 16_000)])
+def test_the_store_takes_no_more_memory_than_is_said(tenants: int, length: int) -> None:
+    rng = random.Random(0)
+    tracemalloc.start()
+    try:
+        store = RecentAnswers()
+        for number in range(tenants):
+            store.add(b"tenant %d" % number, [rng.randrange(50_000) for _ in range(length)])
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(store) > 250_000 and taken < 50e6
 
 
 @pytest.mark.parametrize(
