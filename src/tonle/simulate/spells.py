@@ -13,7 +13,7 @@ cores; a step of few rows waits for memory, and may notice nothing of that.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -67,20 +67,21 @@ def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence
     for with_prompts in (True, False):
         chosen = [place for place, index in enumerate(timed) if bool(steps[index].work.prompts) is with_prompts]
         begins_s = [steps[timed[place]].begin_s for place in chosen]
-        found = _slow(ratios[chosen], _windows(begins_s, _WINDOW_STEPS[with_prompts]))
-        slow.update(timed[chosen[place]] for place in found)
+        after = [*(timed[place] for place in chosen), len(steps)]  # places among all steps
+        for first, end in _slow(ratios[chosen], _windows(begins_s, _WINDOW_STEPS[with_prompts])):
+            # Those in between, too, that could not be timed one by one: several of them are timed together.
+            inside = range(after[first], after[end])
+            slow.update(place for place in inside if bool(steps[place].work.prompts) is with_prompts)
     return _enough(steps, [step for place, step in enumerate(steps) if place not in slow])
 
 
-def _slow(ratios: Floats, windows: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Those in windows that were slower than the others."""
+def _slow(ratios: Floats, windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that were slower than the others."""
     if len(windows) < _LEAST_WINDOWS:
-        return
+        return []
     medians = [float(np.median(ratios[first:end])) for first, end in windows]
     limit = _SLOW * float(np.median(medians))
-    for middle, (first, end) in zip(medians, windows, strict=True):
-        if middle > limit:
-            yield from range(first, end)
+    return [window for middle, window in zip(medians, windows, strict=True) if middle > limit]
 
 
 def _relative_to_kind(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,20 @@ def test_steps_of_the_time_in_which_the_machine_was_slow_are_left_out() -> None:
     assert all(ends_s(step) + 1e-3 > 10.0 and step.begin_s < 30.25 for step in gone)
     assert outside(steps, []) == steps
     assert outside(steps, [Span(0.0, 50.0, is_slow=True)]) == steps, "a machine that is slow for most of the time"
+
+
+def test_steps_of_a_spell_that_were_timed_together_are_left_out_with_it() -> None:
+    """As on a GPU, where the host reads a step late while it launches a large one: the two are fitted by their sum."""
+    steps = _steps(60.0, slow=(10.0, 26.0))
+    for place in range(1, len(steps), 3):
+        one, other = steps[place - 1 : place + 1]
+        steps[place - 1] = replace(one, device_s=None)
+        steps[place] = replace(
+            other, device_s=None, run=(one.work, other.work), run_s=(one.device_s or 0.0) + (other.device_s or 0.0)
+        )
+    left = _left(steps)
+    assert all(step.begin_s < 12.0 or step.begin_s >= 24.0 for step in left), "steps of the spell are still there"
+    assert sum(bool(step.run) for step in left) > 0.6 * sum(bool(step.run) for step in steps)
 
 
 def test_a_machine_of_its_own_has_none() -> None:
