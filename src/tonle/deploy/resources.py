@@ -26,7 +26,9 @@ _PROCESS_BYTES = {"tonle": GIB, "vllm": 4 * GIB}  # Python processes with torch
 _CPU_KV_BYTES = {"tonle": 640 * MIB, "vllm": 4 * GIB}  # of KV cache on a CPU, unless kv_cache_memory is set
 # The same with our engine where it is in int8 for certain: auto depends on the processor.
 _CPU_INT8_KV_BYTES = 320 * MIB
-_KV_BITS = {"float32": 32, "fp8": 8, "int8": 8}
+_KV_BITS = {"float32": 32.0, "fp8": 8.0, "int8": 8.0}
+# Of our engine, beside each number of 8 bits: a float32 for a head of a token, of 64 numbers; larger heads take less.
+_SCALE_BITS = 0.5
 _GPU_HOST_BYTES = {"tonle": 4 * GIB, "vllm": 8 * GIB}  # besides the weights, which are read through the page cache
 
 
@@ -149,13 +151,14 @@ def _check_float32(serve: ServeConfig, deploy: DeployConfig) -> None:
 def _one_request(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[int, int]:
     """Tokens of a request that must fit, and their bytes of KV cache."""
     context = serve.max_model_len or min(size.max_positions, _LEAST_CONTEXT)
-    return context, max(1, context * size.kv_bytes_per_token * _kv_bits(serve, deploy) // 16)
+    return context, max(1, math.ceil(context * size.kv_bytes_per_token * _kv_bits(serve, deploy) / 16))
 
 
-def _kv_bits(serve: ServeConfig, deploy: DeployConfig) -> int:
+def _kv_bits(serve: ServeConfig, deploy: DeployConfig) -> float:
     """Of a number in the KV cache, at most."""
     if serve.kv_cache_dtype != "auto":
-        return _KV_BITS[serve.kv_cache_dtype]
+        bits = _KV_BITS[serve.kv_cache_dtype]
+        return bits + _SCALE_BITS if bits == 8 and deploy.engine == "tonle" else bits
     if serve.dtype != "auto":
         return 32 if serve.dtype == "float32" else 16
     # On a CPU our engine's auto is float32 or int8, by the processor: what fits in float32 fits in both.

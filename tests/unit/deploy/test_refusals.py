@@ -29,6 +29,8 @@ SHORT = {"max_model_len": 4096}
         (M7 | {"max_model_len": 32768}, {}, ["32,768 tokens", "kv_cache_memory"]),
         # 508 MiB in 16 bits would fit, but on a CPU auto may be float32.
         (M7 | SHORT, {}, ["4,096 tokens", "kv_cache_memory"]),
+        # 8,192 tokens of 11,520 bytes would fit, but for their scales.
+        ({"kv_cache_dtype": "int8", "max_model_len": 8192, "kv_cache_memory_bytes": 90 * 2**20}, {}, ["8,192 tokens"]),
         (M7, {"memory_bytes": 4 * 2**30}, ["memory is 4.0 GiB", "and the server itself take"]),
         (M7, {"memory_limit_bytes": 4 * 2**30}, ["memory_limit is 4.0 GiB"]),
         ({"model": "org/nameless"}, {}, ["the size of org/nameless is not known", "parameters: 7B"]),

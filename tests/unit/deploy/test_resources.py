@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fakes.checkpoints import save_folder
 from tests.unit.deploy.matrix import workload_of
@@ -15,6 +16,8 @@ from tonle.deploy.model_size import model_size
 from tonle.deploy.pod import resources
 from tonle.deploy.units import quantity
 from tonle.errors import ConfigError
+from tonle.models.inputs import KVCache
+from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 GIB = 1024**3
@@ -63,6 +66,20 @@ def test_by_its_files(tmp_path: Path) -> None:
     assert size.file_bytes == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert size.origin == "its files"
     assert model_size(str(folder), dtype="bfloat16", on_gpu=True).weight_bytes < size.weight_bytes  # stored as float32
+
+
+@pytest.mark.model
+def test_eight_bits_with_their_scales_are_what_the_engine_takes(default_model: ModelSource) -> None:
+    """A pool that is said to hold a request of a length must hold it."""
+    serve = {"kv_cache_dtype": "int8", "max_model_len": 2048, "kv_cache_memory_bytes": 2048 * 11_520 * 17 // 16}
+    workload_of(serve, {})
+    with pytest.raises(ConfigError, match="2,048 tokens"):
+        workload_of(serve | {"kv_cache_memory_bytes": serve["kv_cache_memory_bytes"] - 1}, {})
+    spec = read_spec(default_model)
+    kv = KVCache(num_layers=spec.num_layers, num_blocks=2048 // 16, block_size=16, num_kv_heads=spec.num_kv_heads,
+                 head_dim=spec.head_dim, dtype=torch.int8, device=torch.device("cpu"))  # fmt: skip
+    parts = (kv.k, kv.v, kv.k_scales, kv.v_scales)
+    assert sum(part.nbytes for part in parts if part is not None) == serve["kv_cache_memory_bytes"]
 
 
 @pytest.mark.model
