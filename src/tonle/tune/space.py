@@ -161,6 +161,18 @@ def choices(
     return found
 
 
+def without_effect(allow: Iterable[str], found: Iterable[Choice]) -> list[str]:
+    """What to tell of words after --allow that bring nothing to search: a sentence each."""
+    searched = {choice.name for choice in found}
+    names = {knob.allow: knob.name for knob in KNOBS if knob.allow is not None}
+    return [
+        f"--allow {word} alone tries nothing on this device, whose default already is what suits it; name what to try, with "
+        f"--values {names[word]}=…"
+        for word in dict.fromkeys(allow)
+        if names[word] not in searched
+    ]
+
+
 def parse_values(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Read `max_num_seqs=8,16,32`; `max_num_seqs=` leaves it alone. Raises `ConfigError`."""
     found: dict[str, tuple[Any, ...]] = {}

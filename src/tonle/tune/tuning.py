@@ -35,7 +35,7 @@ from tonle.tune.run import Task, Tuner
 from tonle.tune.safe_load import GatewayLimits, gateway_limits
 from tonle.tune.search import optuna_module
 from tonle.tune.servers import CommandLauncher, Launcher, TonleLauncher, model_of_command, vllm_launcher
-from tonle.tune.space import Choice, DeviceFacts, Settings, choices, key_of
+from tonle.tune.space import Choice, DeviceFacts, Settings, choices, key_of, without_effect
 from tonle.tune.stage_measured import measured_outcome, measured_settings
 from tonle.tune.state import PROFILE, TuneDir
 
@@ -99,13 +99,13 @@ def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budg
         return _prepare_command(options)
     launcher = TonleLauncher(options.model, config, folder.path)
     if launcher.left_out:
-        note = f"while measuring, these settings of {options.config} are not in force: {', '.join(launcher.left_out)}"
-        if note not in folder.state.notes:
-            folder.state.notes.append(note)
-            say(note)
+        left_out = ", ".join(launcher.left_out)
+        _note(folder, say, f"while measuring, these settings of {options.config} are not in force: {left_out}")
     profile = _profile(options, launcher, folder, budget, say)
     facts = DeviceFacts(profile.server.device, cpu_count() or 1, options.goal.slo)
     knobs = choices("tonle", facts, allow=options.allow, own=options.values)
+    for note in without_effect(options.allow, knobs):
+        _note(folder, say, note)
     predict = SimulatedServer(
         profile, options.bench, options.goal.slo, launcher.measured_config, trace_of_workload, seed=options.seed
     )
@@ -182,17 +182,24 @@ def _refuse_impossible(goal: Goal, predict: Predict) -> None:
             )
 
 
+def _note(folder: TuneDir, say: Say, note: str) -> None:
+    """Once, though a tuning may go on several times."""
+    if note not in folder.state.notes:
+        folder.state.notes.append(note)
+        say(f"note: {note}")
+
+
 def _note_busy_machine(folder: TuneDir, say: Say) -> None:
     """Other programs make every number worse, and each by another amount. Of a tuning that goes on, the load was its own."""
     if folder.measurements:
         return
     load, cpus = getloadavg()[0], cpu_count() or 1
     if load > BUSY_LOAD * cpus:
-        note = (
-            f"other programs kept this machine busy (load average {load:.1f} on {cpus} cores): measure when it is idle"
+        _note(
+            folder,
+            say,
+            f"other programs kept this machine busy (load average {load:.1f} on {cpus} cores): measure when it is idle",
         )
-        folder.state.notes.append(note)
-        say(f"note: {note}")
 
 
 def _near_users(knobs: list[Choice], users: int | None) -> list[Settings]:

@@ -33,6 +33,7 @@ from tonle.tune.space import (
     key_of,
     parse_values,
     variants,
+    without_effect,
 )
 from tonle.tune.stage_safe import SafeLoadCheck
 from tonle.tune.stage_simulated import search_simulated, shortlist
@@ -70,6 +71,15 @@ def test_what_changes_answers_is_searched_only_if_allowed() -> None:
         choices("tonle", facts, own={"kv_cache_dtype": ("int8",)})
     with pytest.raises(ConfigError, match="kv-dtype, not speed"):
         choices("tonle", facts, allow=["speed"])
+
+
+def test_allowing_what_has_no_values_on_a_device_is_told() -> None:
+    cpu, own = DeviceFacts("cpu"), {"kv_cache_dtype": ("float32",)}
+    (told,) = without_effect(["kv-dtype"], choices("tonle", cpu, allow=["kv-dtype"]))
+    assert "--allow kv-dtype" in told and "--values kv_cache_dtype=" in told
+    assert without_effect(["kv-dtype"], choices("tonle", cpu, allow=["kv-dtype"], own=own)) == []
+    assert without_effect(["kv-dtype"], choices("tonle", DeviceFacts("cuda"), allow=["kv-dtype"])) == []
+    assert without_effect([], choices("tonle", cpu)) == []
 
 
 def test_values_of_the_callers_own() -> None:
