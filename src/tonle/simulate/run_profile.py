@@ -62,6 +62,7 @@ def run_profile(
         )
         with server:
             engine = read_step_log(step_log).engine
+            _check_makes_no_guesses(engine, "a server with these flags")  # the last one counts
             loads, slow = _drive_and_watch(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
         return make_profile(read_step_log(step_log), loads, slow)
 
@@ -77,7 +78,7 @@ def profile_running(
 ) -> Profile:
     """The same with a server on this machine that writes `step_log` already. Raises `ConfigError`."""
     before = read_step_log(step_log)
-    _check_makes_no_guesses(before.engine, url)
+    _check_makes_no_guesses(before.engine, f"the server at {url}")
     loads, slow = _drive_and_watch(url, before.engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
     until_s = time.monotonic() + _LOG_S
     while True:  # the engine writes a few hundred lines at a time, and all of them when it is idle
@@ -93,13 +94,13 @@ def profile_running(
     return make_profile(new, loads, slow)
 
 
-def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
+def _check_makes_no_guesses(engine: LoggedEngine, server: str) -> None:
     """Steps that check guesses look like steps with prompts. Raises `ConfigError`."""
     settings = engine.settings
     is_off = settings.get("speculation") == "off" or settings.get("enable_speculative_decoding") is False
     if not is_off:
         raise ConfigError(
-            f"the server at {url} may speculate, which a simulation does not: start it with --speculation off to profile it"
+            f"{server} may speculate, which a simulation does not: start it with --speculation off to profile it"
         )
 
 

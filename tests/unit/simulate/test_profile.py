@@ -284,3 +284,27 @@ def test_a_fit_that_is_far_off_is_told(
     assert result.exit_code == 0
     assert ("did other programs run on this machine?" in result.output) is is_told
     assert "Left out: 20% of the steps' time" in result.output
+
+
+def test_flags_that_bring_guesses_back_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a flag that is there twice, the last one counts."""
+
+    class Started:
+        url = "http://127.0.0.1:1"
+
+        def __enter__(self) -> Started:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    def start(model: str | None, flags: list[str], **options: Any) -> Started:
+        assert flags.index("off") < flags.index("suffix")
+        settings = {"speculation": flags[flags.index("suffix")]}
+        StepLog(tmp_path / "steps.jsonl", msgspec.structs.replace(ENGINE, settings=settings)).close()
+        return Started()
+
+    monkeypatch.setattr(run_profile.ServerProcess, "tonle", start)
+    monkeypatch.setattr(run_profile, "drive", lambda *a, **k: pytest.fail("loads were sent"))
+    with pytest.raises(ConfigError, match="a server with these flags may speculate"):
+        run_profile.run_profile(None, ["--speculation", "suffix"], keep=tmp_path)
