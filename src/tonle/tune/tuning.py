@@ -157,7 +157,9 @@ def _profile(options: TuneOptions, launcher: TonleLauncher, folder: TuneDir, bud
     seconds = min(PROFILE_S, 0.15 * budget.total_s)
     say(f"measuring how long steps take, for {clock_text(seconds)} and the start of a server")
     users = options.bench.levels[0].users or 0
-    flags = launcher.config_flags()
+    # Steps are profiled without guesses, and a draft model does not go with that.
+    without = {name: value for name, value in launcher.config.items() if not name.startswith("speculation")}
+    flags = replace(launcher, config=without).config_flags()
     gpu = _has_gpu()
     rows = launcher.measured_config.get("max_num_seqs") or (256 if gpu else 32)
     if users > int(rows):

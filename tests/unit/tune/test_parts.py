@@ -7,22 +7,27 @@ import itertools
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, folder_at, level
-from tonle.bench import Load
+from tonle.bench import BenchOptions, Load
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import Slo
 from tonle.errors import ConfigError
-from tonle.tune import budget
+from tonle.simulate.profile import Profile, load_profile
+from tonle.tune import budget, tuning
 from tonle.tune.correction import Correction, corrected, fit_correction
 from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
 from tonle.tune.picture import pareto_front
 from tonle.tune.results import how_known
 from tonle.tune.safe_load import find_safe_load, gateway_limits
 from tonle.tune.search import Search
+from tonle.tune.servers import TonleLauncher
 from tonle.tune.space import (
     BY_NAME,
     Choice,
@@ -395,3 +400,31 @@ def test_limits_of_a_gateway_follow_from_the_slo() -> None:
     assert limits.max_queued_tokens == int(wait_s * 1000)
     assert limits.max_queued == int(wait_s * safe.outcome.requests_per_s)
     assert limits.requests_per_minute == int(60 * safe.outcome.requests_per_s)
+
+
+# -- the profile that a tuning begins with
+
+
+def test_steps_are_profiled_without_the_draft_model_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--speculation off`, which a profile needs, is refused beside a draft model."""
+    config = {
+        "speculation": "draft_model",
+        "speculation_model": "small.gguf",
+        "speculation_length": 4,
+        "max_num_seqs": 8,
+    }
+    read: list[dict[str, Any]] = []
+
+    def profile(model: str | None, flags: list[str], **options: Any) -> Profile:
+        read.append(yaml.safe_load(Path(flags[flags.index("--config") + 1]).read_text()))
+        return load_profile("smollm2-135m-cpu")
+
+    monkeypatch.setattr(tuning, "run_profile", profile)
+    launcher = TonleLauncher(None, config, tmp_path)
+    options = SimpleNamespace(profile=None, model=None, seed=0, bench=BenchOptions())
+    folder, spent = SimpleNamespace(path=tmp_path), SimpleNamespace(total_s=60.0)
+    tuning._profile(options, launcher, folder, spent, lambda text: None)  # type: ignore[arg-type]
+    assert read == [{"max_num_seqs": 8}]
+    assert launcher.measured_config == config, "servers that are measured have it"
