@@ -40,6 +40,7 @@ from tonle.audit.verify_ledgers import (
     read_day,
     read_head,
 )  # fmt: skip
+from tonle.config.cores import num_cores
 from tonle.errors import NotFound
 
 __all__ = ["Finding", "Findings", "Problem", "Report", "verify"]
@@ -94,7 +95,7 @@ def verify(
     places = _check_anchors(anchors, facts, trusted.key, found)
     wanted = [entry for entry in days if day is None or entry.name == day]
     if num_workers is None:
-        num_workers = min(2 * (os.cpu_count() or 1), MAX_WORKERS)
+        num_workers = min(2 * num_cores(), MAX_WORKERS)
     check_files(directory, wanted, names, facts, found, num_workers)
     of_days = {place: hashes for place, hashes in facts.media.items() if day is None or place[0] == day}
     num_media = check_media(directory, of_days, found)

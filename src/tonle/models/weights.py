@@ -8,7 +8,6 @@ referred to.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Protocol, overload
 
 import torch
 
+from tonle.config.cores import num_cores
 from tonle.errors import ModelError
 from tonle.models.experts import Experts, Perceptron
 from tonle.models.layers import Layer, Linear, LinearPart, Quantized, RMSNorm, Weight
@@ -202,7 +202,7 @@ class Shared:
 def assemble(spec: ModelSpec, fetch: Fetch, storage: Storage, *, own_head: bool = False) -> Weights:
     """Fetch and place all tensors, several layers at a time. `own_head`: also where the embedding could be the last matrix,
     `fetch` has one of its own, quantized."""
-    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    num_threads = min(_MAX_THREADS, num_cores())
     with ThreadPoolExecutor(num_threads, thread_name_prefix="tonle-load") as pool:
         embedding_soon = pool.submit(lambda: storage.keep(vector(fetch, EMBEDDING)))
         layers = list(pool.map(lambda index: _assemble_layer(spec, index, fetch, storage), range(spec.num_layers)))

@@ -49,6 +49,9 @@ class Pace:
         command = [sys.executable, "-m", "tonle.simulate.pace", str(os.getpid())]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=descriptor, env=environment)
+        except OSError:
+            self.path.unlink()
+            raise
         finally:
             os.close(descriptor)
         return self

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tonle.bench.measure import Sample
 from tonle.bench.options import BenchOptions
 from tonle.bench.target import find_model
 from tonle.bench.workload import PATHS, Job, Phase
+from tonle.config.cores import num_cores
 from tonle.edge.client import Address, HttpClient
 from tonle.engine.step_log import LoggedEngine
 from tonle.errors import ConfigError
@@ -62,7 +62,7 @@ class ProfileLoad:
 def usual_clients(engine: LoggedEngine) -> int:
     """Processes of the client. One is the limit beside a GPU, whose server then looks slower than it is; on a CPU it leaves the
     cores to the engine."""
-    return 1 if engine.device == "cpu" else max(1, min(_MOST_CLIENTS, (os.cpu_count() or 1) // 2 - 1))
+    return 1 if engine.device == "cpu" else max(1, min(_MOST_CLIENTS, num_cores() // 2 - 1))
 
 
 @dataclass(slots=True)

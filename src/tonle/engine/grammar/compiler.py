@@ -10,7 +10,6 @@ llguidance drops the interpreter's lock while it compiles, so that steps go on.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
+from tonle.config.cores import num_cores
 from tonle.engine.constraint import Compiled, Constraint
 from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
@@ -98,9 +98,9 @@ class GrammarCompiler:
         self._ready: list[Compiled] = []
         self._jobs = TenantQueue()
         self._finished: deque[_Done] = deque()
-        num_threads = min((os.cpu_count() or 1) - 1, 8)
+        num_threads = min(num_cores() - 1, 8)
         self._pool = LLExecutor(num_threads) if num_threads > 1 else None
-        self._filler = MaskFiller(self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS), _fill_each)
+        self._filler = MaskFiller(self.mask_words, min(max(1, num_cores() - 1), _MOST_FILLERS), _fill_each)
         self._vocabulary: LLTokenizer | None = None  # made by the first worker
         self._problem = ""  # why there is none
         self._one_by_one = 0  # steps

@@ -15,7 +15,6 @@ launched this way without `follow()` would break the order of the whole stream.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda as tl_cuda
 
+from tonle.config.cores import num_cores
 from tonle.models.cuda.gpu_features import dependent_launch_available
 
 _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
@@ -70,7 +70,7 @@ def compiling_only() -> Iterator[None]:
     A kernel that cannot be compiled says so at its first launch: an error here would leave triton's mode on.
     """
     with (
-        ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as threads,
+        ThreadPoolExecutor(num_cores(), thread_name_prefix="compile") as threads,
         triton.AsyncCompileMode(threads, ignore_errors=True),
     ):
         token = _compiling.set(True)

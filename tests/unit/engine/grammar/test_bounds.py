@@ -145,7 +145,7 @@ class TestPerToken:
     def test_slow_masks_are_told_apart_from_the_others_of_a_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Masks that are filled side by side say nothing about whose they are."""
         monkeypatch.setattr(module, "_SLOW_FILL_S", 0.0)
-        monkeypatch.setattr("os.cpu_count", lambda: 4)
+        monkeypatch.setattr("tonle.engine.grammar.compiler.num_cores", lambda: 4)
         compiler = GrammarCompiler(grammars.text, VOCAB_SIZE, ENDS)
         rows: list[Any] = [constraint_of(S(choice=["yes", "no"])) for _ in range(5)]
         masks = np.zeros((5, WORDS), np.int32)
