@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,34 @@ def test_usage_adds_up_and_can_be_downloaded(admin: Page, house: House) -> None:
     with admin.expect_download() as downloading:
         admin.get_by_test_id("usage-csv").click()
     assert Path(downloading.value.path()).read_text().startswith("day,key_id,")
+
+
+def test_usage_of_sound_and_images_fits_the_screen(browser: Browser, house: House) -> None:
+    more = {"sound": {"audio_s": 100.4, "characters": 732}, "ជំនួយអតិថិជន": {"images": 37}, "nightly-batch-of-texts": {}}
+    rows = [
+        {
+            "day": f"{datetime.now(UTC):%Y-%m-%d}", "key_id": name, "key_name": name, "model": "m", "requests": 1140, "failed": 2,
+            "prompt_tokens": 2_121_514, "cached_tokens": 20_464, "completion_tokens": 12_732, "device_s": 4210.2, "audio_s": 0,
+            "characters": 0, "images": 0, "cost": 0.014067, **used,
+        }
+        for name, used in more.items()
+    ]  # fmt: skip
+    with signed_in(browser, house.url, house.reader_key) as page:
+        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows, "price_per_hour": 2.5}))
+        go_to(page, "usage")
+        table = page.get_by_test_id("usage-table")
+        table.get_by_text("sound", exact=True).wait_for()
+        for width in (1400, 820, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.wait_for_function("width => window.innerWidth === width", arg=width)
+            assert table.evaluate("box => box.scrollWidth - box.clientWidth") <= 0, width
+        page.get_by_test_id("usage-measure").select_option(
+            "audio_s"
+        )  # on a phone it has a column when the chart shows it
+        page.get_by_role("heading", name="Sound per day (UTC)").wait_for()
+        table.get_by_role("columnheader", name="Sound").wait_for()
+        assert table.locator("tbody tr").first.locator("td:visible").all_inner_texts()[2] in ("–", "1 min 40 s")
+        assert page.get_by_test_id("usage-chart").locator("text").last.inner_html() == f"{datetime.now(UTC):%m-%d}"
 
 
 def test_the_audit_is_searched_and_verified(admin: Page) -> None:

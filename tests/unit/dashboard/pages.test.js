@@ -7,7 +7,7 @@ import { firingOf } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
 import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
-import { addUp, byDay, grouped, isoDay, measuresOf } from "./static/pages/usage_sums.js";
+import { addUp, byDay, grouped, isoDay, measuresOf, widths } from "./static/pages/usage_sums.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
@@ -126,6 +126,11 @@ test("sound and images have columns where there are any", () => {
     ["requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"]);
   assert.deepEqual(ids(measuresOf(rows, true)).filter((id) => ["audio_s", "characters", "images", "cost"].includes(id)), ["audio_s", "cost"]);
   assert.equal(addUp(rows).audio_s, 2.5);
+  const wide = (found, chosen) => Object.fromEntries(widths(found, chosen).map((value, i) => [found[i].id, value]));
+  const few = wide(measuresOf(rows.slice(0, 1), true), "completion_tokens");
+  assert.deepEqual([few.requests, few.failed, few.completion_tokens, few.cost], [false, true, false, false]);
+  const many = wide(measuresOf(rows, true), "audio_s"); // beside sound, less is shown of tokens
+  assert.deepEqual([many.failed, many.cached_tokens, many.completion_tokens, many.audio_s, many.cost], ["most", "most", true, false, false]);
 });
 
 test("a comparison says what may be said", () => {

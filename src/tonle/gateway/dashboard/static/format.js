@@ -58,12 +58,14 @@ export function bytes(value) {
   return `${whole.format(value)} B`;
 }
 
-// The currency is the one of the setting price_per_hour, which has no name.
+// Below 1 three digits that matter, of at most six places. The currency is the one of the setting price_per_hour, which has no name.
 export function money(value) {
   if (!known(value)) return NONE;
   if (value === 0) return "0";
   if (Math.abs(value) < 1e-6) return "< 0.000001";
-  return value < 0.01 ? value.toFixed(6).replace(/0+$/, "") : value.toFixed(2);
+  if (Math.abs(value) >= 1) return value.toFixed(2);
+  const places = Math.min(6, 2 - Math.floor(Math.log10(Math.abs(value))));
+  return value.toFixed(places).replace(/(\.\d\d\d*?)0+$/, "$1");
 }
 
 const two = (value) => String(value).padStart(2, "0");
