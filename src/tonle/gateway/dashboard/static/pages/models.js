@@ -52,7 +52,7 @@ function columns(hasAdapters, readOnly, onDone) {
 // Of a worker pool with what it tells of its model: dimensions, sample rate, languages.
 function kindCell(row) {
   if (row.parent) return html`<${Badge}>adapter<//> <span class="soft">of ${row.parent}</span>`;
-  if (!row.kind) return html`<${Badge}>model<//>`;
+  if (!row.kind) return html`<${Badge}>language model<//>`;
   return html`<${Badge}>${row.kind}<//> <span class="soft wide">${factWords(row.facts)}</span>`;
 }
 
