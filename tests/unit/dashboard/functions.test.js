@@ -31,6 +31,13 @@ test("numbers keep three digits", () => {
   assert.deepEqual([0.01421, 0.005528, 0.5, 0.125, 0.0000534].map(money), ["0.0142", "0.00553", "0.50", "0.125", "0.000053"]);
 });
 
+test("the numbers of an axis have no zeros at their ends", () => {
+  assert.deepEqual([0, 2.5, 5, 7.5, 10, 0.25, 1500].map(UNITS.per_s.tick), ["0", "2.5", "5", "7.5", "10", "0.25", "1,500"]);
+  assert.deepEqual([2.5, 200, 12500, 20000, 1.5e6].map(UNITS.tokens_per_s.tick), ["2.5", "200", "12.5k", "20k", "1.5M"]);
+  assert.deepEqual([0.25, 0.5, 1, 10].map(UNITS.money.tick), ["0.25", "0.5", "1", "10"]);
+  assert.deepEqual([0, 0.01, 0.4, 2.5, 5, 125].map(UNITS.seconds.tick), ["0 ms", "10 ms", "400 ms", "2.5 s", "5 s", "2 min 5 s"]);
+});
+
 test("a ring keeps the newest, oldest first, and null for what is not known", () => {
   const ring = new Ring(3);
   for (let t = 1; t <= 5; t += 1) ring.push(t, { a: t === 4 ? null : t });

@@ -92,15 +92,19 @@ export function ago(time, now = Date.now() / 1000) {
   return passed < 5 ? "just now" : `${seconds(Math.round(passed))} ago`;
 }
 
+// 7.5 and not 7.50: the numbers of an axis have as many digits as each needs.
+const bare = (text) => text.replace(/(\.\d*?)0+(\D*)$/, "$1$2").replace(/\.(\D*)$/, "$1");
+const tickOf = (show) => (value) => bare(show(value));
+
 const withUnit = (show, unit) => (value) => (known(value) ? show(value) + unit : NONE);
 
 // By the name of a unit: `show` for a value by itself, `tick` for the axis of a chart, where room is short.
 export const UNITS = {
   count: { show: count, tick: count },
-  per_s: { show: withUnit(number, "/s"), tick: number },
-  tokens_per_s: { show: withUnit(number, " tokens/s"), tick: short },
-  seconds: { show: seconds, tick: (value) => seconds(value).replace(/\.0+ /, " ") },
+  per_s: { show: withUnit(number, "/s"), tick: tickOf(number) },
+  tokens_per_s: { show: withUnit(number, " tokens/s"), tick: tickOf(short) },
+  seconds: { show: seconds, tick: tickOf(seconds) },
   percent: { show: percent, tick: percent },
   bytes: { show: bytes, tick: bytes },
-  money: { show: money, tick: (value) => money(value).replace(/\.00$/, "") },
+  money: { show: money, tick: tickOf(money) },
 };

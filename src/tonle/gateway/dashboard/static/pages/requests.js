@@ -22,10 +22,10 @@ const COLUMNS = [
   { id: "model", title: "Model", value: (row) => row.model || null, width: "min(20ch, 25vw)" },
   { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "14ch", wide: true },
   { ...figure("total", "Total", "total_s", seconds), wide: false },
-  figure("ttft", "TTFT", "ttft_s", seconds),
+  figure("ttft", "First token", "ttft_s", seconds),
   { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "16ch" },
   { ...figure("answer", "Answer", "completion_tokens", count), wide: "most" },
-  { ...figure("itl", "ITL", "itl_s", seconds), wide: "most" },
+  { ...figure("itl", "Per token", "itl_s", seconds), wide: "most" },
   { ...figure("queue", "Queue", "queue_s", seconds), wide: "most" },
   { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: "most" },
 ];
