@@ -89,6 +89,11 @@ def test_requests_appear_as_they_end_and_can_be_filtered(admin: Page, house: Hou
     table.locator(".open-row").first.click()
     admin.get_by_role("heading", name=f"Request {new}").wait_for()
     go_to(admin, "requests")
+    assert house.ask("Who?", model="no-such-model").status_code == 404
+    admin.get_by_test_id("filter-text").fill("no-such-model")
+    refused = table.locator("tbody tr", has_text="no-such-model").first
+    refused.wait_for()
+    assert refused.locator("td").all_inner_texts()[6:8] == ["–", "–"]  # it never had tokens
     admin.get_by_test_id("filter-text").fill("")
 
 

@@ -43,10 +43,10 @@ export default function UsagePage({ session }) {
     ${error && html`<${Message} kind="bad">${error}<//>`}
     ${isLoading && !data && html`<p class="hint">Loading …</p>`}
     ${data && html`
-      ${!hasPrice && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting <code>price_per_hour</code>
-        is the price of an hour of the machine that computes.<//>`}
+      ${!hasPrice && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting
+        ${" "}<code>price_per_hour</code> is the price of an hour of the machine that computes.<//>`}
       ${session.has?.history === "memory" && html`<p class="hint">Usage is kept in memory and begins anew when the server starts; the setting
-        <code>history_db</code> names a file for it.</p>`}
+        ${" "}<code>history_db</code> names a file for it.</p>`}
       <section class="card usage-chart"><h2>${shown.name} per day (UTC)</h2>
         <${DayBars} days=${days} measure=${shown} show=${SHOWN[shown.unit]} /></section>
       <${UsageTable} key=${group} rows=${rows} group=${group} measures=${measures} chosen=${shown.id} />`}`;
