@@ -58,7 +58,7 @@ def test_a_vendored_file_loads_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
 def test_words_in_a_template_keep_their_space(path: Path) -> None:
-    """A line's end in a template is dropped with the spaces around it, beside an element or a variable: the words run together."""
+    """A line's end in a template is dropped with the spaces around it: beside an element, words run together."""
     inline = "(?:code|b|em|a|span)"
     found = re.findall(
         rf"</{inline}>\n\s+\w.*|.*[\w,;:.]\n\s+<{inline}\b(?![^>]*> ).*", re.sub(r"(?m)^\s*//.*", "", path.read_text())
