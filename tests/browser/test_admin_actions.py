@@ -163,8 +163,13 @@ def test_a_wrong_key_is_refused_and_a_right_one_signs_in_until_it_signs_out(brow
         assert page.evaluate("document.cookie + JSON.stringify({...localStorage})").find(house.reader_key) < 0
         page.reload()
         page.get_by_test_id("page-overview").wait_for()
-        page.get_by_test_id("logout").click()
-        page.get_by_test_id("login-key").wait_for()
+        with page.context.new_page() as other:
+            other.goto(page.url)
+            other.get_by_test_id("connection").get_by_text("Live").wait_for()
+            page.get_by_test_id("logout").click()
+            page.get_by_test_id("login-key").wait_for()
+            other.get_by_test_id("login-ended").get_by_text("in another tab").wait_for()
+            assert page.get_by_test_id("login-ended").count() == 0
         assert asked(page, "GET", "/dashboard/api/requests") == 401
         kept = {"cookie": f"tonle_session={cookie['value']}", "sec-fetch-site": "same-origin"}
         assert httpx.get(f"{house.url}/dashboard/api/requests", headers=kept, timeout=30).status_code == 401
@@ -176,6 +181,7 @@ def test_a_session_ends_with_its_key(browser: Browser, house: House) -> None:
         page.get_by_test_id("connection").get_by_text("Live").wait_for()
         house.revoke(key_id)
         page.get_by_test_id("login-key").wait_for()  # without a click: the stream of figures ended
+        page.get_by_test_id("login-ended").get_by_text("the key you used was revoked").wait_for()
         sign_in(page, secret)
         page.get_by_test_id("login-error").get_by_text("unknown or was revoked").wait_for()
 

@@ -156,6 +156,10 @@ def test_code_has_the_request_and_no_key(page: Page, house: House) -> None:
     curl = page.get_by_test_id("code-text").inner_text()
     assert f"{house.url}/v1/chat/completions" in curl
     assert "$TONLE_API_KEY" in curl
+    above, code = page.get_by_test_id("code-copy").bounding_box(), page.get_by_test_id("code-text").bounding_box()
+    assert above is not None and code is not None and above["y"] + above["height"] <= code["y"], (
+        "it hides a part of the code"
+    )
     page.get_by_test_id("code-python").click()
     python = page.get_by_test_id("code-text").inner_text()
     assert f'base_url="{house.url}/v1"' in python

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.house import House
-from tests.browser.signed_in import go_to, signed_in
+from tests.browser.signed_in import HEIGHT, WIDTH, go_to, signed_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -38,6 +39,7 @@ def test_a_waterfall_adds_up_to_the_latency_of_its_request(admin: Page, house: H
     go_to(admin, f"requests/{asked[0]}")
     waterfall = admin.get_by_test_id("waterfall")
     waterfall.wait_for()
+    admin.get_by_test_id("facts").get_by_text("not used").wait_for()  # the response cache
     total_s = float(waterfall.get_attribute("data-total") or "nan")
     starts, lengths = seconds(admin, "span", "data-start"), seconds(admin, "span", "data-seconds")
     assert len(lengths) >= 3
@@ -87,6 +89,11 @@ def test_requests_appear_as_they_end_and_can_be_filtered(admin: Page, house: Hou
     table.locator(".open-row").first.click()
     admin.get_by_role("heading", name=f"Request {new}").wait_for()
     go_to(admin, "requests")
+    assert house.ask("Who?", model="no-such-model").status_code == 404
+    admin.get_by_test_id("filter-text").fill("no-such-model")
+    refused = table.locator("tbody tr", has_text="no-such-model").first
+    refused.wait_for()
+    assert refused.locator("td").all_inner_texts()[6:8] == ["–", "–"]  # it never had tokens
     admin.get_by_test_id("filter-text").fill("")
 
 
@@ -113,12 +120,44 @@ def test_usage_adds_up_and_can_be_downloaded(admin: Page, house: House) -> None:
     assert Path(downloading.value.path()).read_text().startswith("day,key_id,")
 
 
+def test_usage_of_sound_and_images_fits_the_screen(browser: Browser, house: House) -> None:
+    more = {"sound": {"audio_s": 100.4, "characters": 732}, "ជំនួយអតិថិជន": {"images": 37}, "nightly-batch-of-texts": {}}
+    rows = [
+        {
+            "day": f"{datetime.now(UTC):%Y-%m-%d}", "key_id": name, "key_name": name, "model": "m", "requests": 1140, "failed": 2,
+            "prompt_tokens": 2_121_514, "cached_tokens": 20_464, "completion_tokens": 12_732, "device_s": 4210.2, "audio_s": 0,
+            "characters": 0, "images": 0, "cost": 0.014067, **used,
+        }
+        for name, used in more.items()
+    ]  # fmt: skip
+    with signed_in(browser, house.url, house.reader_key) as page:
+        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows, "price_per_hour": 2.5}))
+        go_to(page, "usage")
+        table = page.get_by_test_id("usage-table")
+        table.get_by_text("sound", exact=True).wait_for()
+        for width in (1400, 820, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.wait_for_function("width => window.innerWidth === width", arg=width)
+            assert table.evaluate("box => box.scrollWidth - box.clientWidth") <= 0, width
+        page.get_by_test_id("usage-measure").select_option(
+            "audio_s"
+        )  # on a phone it has a column when the chart shows it
+        page.get_by_role("heading", name="Sound per day (UTC)").wait_for()
+        table.get_by_role("columnheader", name="Sound").wait_for()
+        assert table.locator("tbody tr").first.locator("td:visible").all_inner_texts()[2] in ("–", "1 min 40 s")
+        assert page.get_by_test_id("usage-chart").locator("text").last.inner_html() == f"{datetime.now(UTC):%m-%d}"
+
+
 def test_the_audit_is_searched_and_verified(admin: Page) -> None:
     go_to(admin, "audit")
     table = admin.get_by_test_id("audit-table")
     admin.get_by_test_id("audit-text").fill("Count to 2.")
     admin.get_by_test_id("audit-search").click()
     table.locator("tbody tr").nth(1).wait_for(state="detached")
+    assert table.get_by_role("columnheader", name="Path").is_visible()
+    admin.set_viewport_size({"width": 820, "height": 900})
+    table.get_by_role("columnheader", name="Path").wait_for(state="hidden")  # or names of models have three lines
+    admin.set_viewport_size({"width": WIDTH, "height": HEIGHT})
     admin.get_by_test_id("verify-now").click()
     admin.locator("[data-testid=verify-report][data-ok=true]").wait_for()
     table.locator(".open-row").click()

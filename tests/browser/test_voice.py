@@ -69,6 +69,20 @@ def test_a_file_is_transcribed_answered_and_spoken(page: Page, place: tuple[str,
     assert len({record["chain_id"] for record in records if record["endpoint"] in (CHAT, SPEECH, TRANSCRIPTION)}) == 1
 
 
+def test_before_the_first_turn_it_says_what_it_does_and_later_turns_are_brought_into_view(page: Page) -> None:
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.get_by_test_id("voice-empty").get_by_text("Nothing was said yet").wait_for()
+        for number in range(4):
+            page.get_by_test_id("voice-file").set_input_files(files=[SOUND])
+            turn = page.locator("[data-testid=voice-turn][data-state=done]").nth(number)
+            turn.wait_for()
+        assert page.get_by_test_id("voice-empty").count() == 0
+        shown = "element => (box => box.top >= 0 && box.bottom <= innerHeight)(element.getBoundingClientRect())"
+        assert turn.evaluate(shown) and page.get_by_test_id("talk").evaluate(shown), width
+        page.get_by_test_id("voice-clear").click()
+
+
 def test_talking_records_and_interrupts(page: Page, place: tuple[str, VoiceServer, OnLoop, Path]) -> None:
     _, server, on_loop, _ = place
     on_loop(server.text.clear)

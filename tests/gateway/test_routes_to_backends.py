@@ -186,6 +186,20 @@ def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
     run(main())
 
 
+def test_an_arm_without_its_backend_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        arms = tuple(ArmConfig(name=name, weight=1, backend=name) for name in ("b0", "b1"))
+        experiment = ExperimentConfig(name="e", model="m", arms=arms)
+        async with running_gateway(tmp_path, Upstream("m"), Upstream("m"), experiments=(experiment,)) as place:
+            await place.post("/admin/backends/b1/drain")
+            replies = [await place.ask(user=f"user-{user}") for user in range(12)]
+            assert {reply.status_code for reply in replies} == {200, 503}
+            told = "no healthy backend for m: the arm b1 of the experiment e names b1 alone; b1 is being drained"
+            assert {reply.json()["error"]["message"] for reply in replies if not reply.is_success} == {told}
+
+    run(main())
+
+
 def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
     async def main() -> None:
         upstream, dark = Upstream("m"), Upstream("dark", owned_by="vllm")

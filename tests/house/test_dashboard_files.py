@@ -56,6 +56,16 @@ def test_a_vendored_file_loads_nothing(path: Path) -> None:
     assert not re.search(r"@import|url\(|fetch\(|importScripts|XMLHttpRequest|\beval\(|new Function", path.read_text())
 
 
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_words_in_a_template_keep_their_space(path: Path) -> None:
+    """A line's end in a template is dropped with the spaces around it: beside an element, words run together."""
+    inline = "(?:code|b|em|a|span)"
+    found = re.findall(
+        rf"</{inline}>\n\s+\w.*|.*[\w,;:.]\n\s+<{inline}\b(?![^>]*> ).*", re.sub(r"(?m)^\s*//.*", "", path.read_text())
+    )
+    assert found == [], 'put ${" "} between them, or both into one line'
+
+
 @pytest.mark.parametrize("path", OWN, ids=name)
 def test_a_file_obeys_the_content_security_policy(path: Path) -> None:
     text = path.read_text()

@@ -57,6 +57,9 @@ class TargetVerdict(msgspec.Struct, frozen=True):
         if not self.meets and self.since is not None:
             began = time.strftime("%H:%M", time.localtime(self.since))
             cause = f": {self.cause}" if self.cause else ""
+            if self.burn_rate <= 1:  # holds again, for less than a minute
+                now = "no request in five minutes" if self.value_s is None else f"now {_seconds(self.value_s)}"
+                return f"{title} p95 was over {target} since {began}{cause}; {now}"
             return f"{title} p95 over {target} since {began}{cause}"
         if self.value_s is None:
             return f"{title} p95 target {target}: no request in five minutes"

@@ -20,7 +20,7 @@ from tonle.observe.spans import (
     is_for_workers,
     waited_s,
 )
-from tonle.observe.time_words import count, ms
+from tonle.observe.time_words import count, length, ms
 from tonle.telemetry.time_spent import TimeSpent
 
 
@@ -54,7 +54,7 @@ def _worker(seen: SeenRequest) -> str:
 
 def _media(seen: SeenRequest) -> Iterator[str]:
     if seen.audio_s:
-        yield f"{ms(seen.audio_s)} of sound"
+        yield f"{length(seen.audio_s)} of sound"
     if seen.images:
         yield count(seen.images, "image")
 

@@ -14,6 +14,11 @@ def ms(seconds: float) -> str:
     return f"{value:,.0f} ms" if value >= 9.95 or value == 0 else f"{value:.1f} ms"
 
 
+def length(seconds: float) -> str:
+    """Of sound: 412 ms, 3.1 s, 100.4 s."""
+    return ms(seconds) if seconds < 1 else f"{seconds:,.1f} s"
+
+
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -153,8 +153,20 @@ def test_a_revoked_key_ends_its_sessions_at_once(tmp_path: Path) -> None:
             await place.client.delete(f"/admin/keys/{made['id']}", headers=headers)
             refused = await place.client.get(f"{API}/requests", headers=headers)
             assert refused.status_code == 401 and "log in again" in refused.json()["error"]["message"]
-            assert (await place.client.get(f"{API}/session", headers=headers)).json() == {"needs_login": True}
+            told = (await place.client.get(f"{API}/session", headers=headers)).json()
+            assert told == {"needs_login": True, "ended": "revoked"}
             assert (await log_in(place, made["key"])).status_code == 401
+
+    run(main())
+
+
+def test_a_session_of_a_server_before_is_told_to_have_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            cookie = await session(place)
+        async with running_gateway(tmp_path / "restarted", Upstream("m")) as place:
+            told = (await place.client.get(f"{API}/session", headers=cookie | SAME)).json()
+            assert told == {"needs_login": True, "ended": "unknown"}
 
     run(main())
 

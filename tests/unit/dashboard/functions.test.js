@@ -7,7 +7,7 @@ import { ApiError, get, onLoggedOut, sentence, withParams } from "./static/api.j
 import { bytes, money, number, percent, seconds, short, UNITS } from "./static/format.js";
 import { Ring } from "./static/ring.js";
 import { parseHash } from "./static/router.js";
-import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./static/scale.js";
+import { isolated, labelled, lastKnown, pointsOfMinute, yRange, yTicks } from "./static/scale.js";
 import { sortRows } from "./static/table.js";
 import { Tracks } from "./static/tracks.js";
 
@@ -28,6 +28,14 @@ test("numbers keep three digits", () => {
   assert.deepEqual([percent(0), percent(0.012), percent(0.5), percent(1)], ["0 %", "1.2 %", "50 %", "100 %"]);
   assert.deepEqual([bytes(512), bytes(3 * 2 ** 30), bytes(1.5 * 2 ** 40)], ["512 B", "3 GiB", "1.50 TiB"]);
   assert.deepEqual([money(0), money(1.5), money(0.00042), money(1e-9)], ["0", "1.50", "0.00042", "< 0.000001"]);
+  assert.deepEqual([0.01421, 0.005528, 0.5, 0.125, 0.0000534].map(money), ["0.0142", "0.00553", "0.50", "0.125", "0.000053"]);
+});
+
+test("the numbers of an axis have no zeros at their ends", () => {
+  assert.deepEqual([0, 2.5, 5, 7.5, 10, 0.25, 1500].map(UNITS.per_s.tick), ["0", "2.5", "5", "7.5", "10", "0.25", "1,500"]);
+  assert.deepEqual([2.5, 200, 12500, 20000, 1.5e6].map(UNITS.tokens_per_s.tick), ["2.5", "200", "12.5k", "20k", "1.5M"]);
+  assert.deepEqual([0.25, 0.5, 1, 10].map(UNITS.money.tick), ["0.25", "0.5", "1", "10"]);
+  assert.deepEqual([0, 0.01, 0.4, 2.5, 5, 125].map(UNITS.seconds.tick), ["0 ms", "10 ms", "400 ms", "2.5 s", "5 s", "2 min 5 s"]);
 });
 
 test("a ring keeps the newest, oldest first, and null for what is not known", () => {
@@ -68,6 +76,12 @@ test("a counter's growth is per second, and starts again with the counter", () =
   assert.equal(tracks.growth("b", 150, 15), 10); // the same reading again
   assert.equal(tracks.growth("b", 5, 20), null); // the backend was restarted
   assert.equal(tracks.growth("b", null, 25), null);
+});
+
+test("the last place is labelled, and as many before it as there is room for", () => {
+  const labels = (...how) => labelled(...how).flatMap((has, i) => (has ? [i] : []));
+  assert.deepEqual([labels(7, 100, 70), labels(7, 40, 70), labels(30, 8, 70)], [[0, 1, 2, 3, 4, 5, 6], [0, 2, 4, 6], [2, 11, 20, 29]]);
+  assert.deepEqual(labels(1, 300, 70), [0]);
 });
 
 test("scales begin at zero and have round ticks", () => {

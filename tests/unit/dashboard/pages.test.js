@@ -7,7 +7,9 @@ import { firingOf } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
 import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
-import { addUp, byDay, grouped, isoDay, measuresOf } from "./static/pages/usage_sums.js";
+import { addUp, byDay, grouped, isoDay, measuresOf, widths } from "./static/pages/usage_sums.js";
+import { modelRows } from "./static/pages/model_rows.js";
+import { verdictOf } from "./static/pages/targets.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
@@ -126,6 +128,26 @@ test("sound and images have columns where there are any", () => {
     ["requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"]);
   assert.deepEqual(ids(measuresOf(rows, true)).filter((id) => ["audio_s", "characters", "images", "cost"].includes(id)), ["audio_s", "cost"]);
   assert.equal(addUp(rows).audio_s, 2.5);
+  const wide = (found, chosen) => Object.fromEntries(widths(found, chosen).map((value, i) => [found[i].id, value]));
+  const few = wide(measuresOf(rows.slice(0, 1), true), "completion_tokens");
+  assert.deepEqual([few.requests, few.failed, few.completion_tokens, few.cost], [false, true, false, false]);
+  const many = wide(measuresOf(rows, true), "audio_s"); // beside sound, less is shown of tokens
+  assert.deepEqual([many.failed, many.cached_tokens, many.completion_tokens, many.audio_s, many.cost], ["most", "most", true, false, false]);
+});
+
+test("a target that holds again is not called missed, nor met before its time", () => {
+  const target = (more) => ({ value_s: 1, target_s: 2, meets: true, burn_rate: 0, ...more });
+  const words = (...targets) => verdictOf({ meets: targets.every(({ meets }) => meets), targets })[1];
+  assert.equal(words(target()), "Targets met");
+  assert.equal(words(target(), target({ meets: false, burn_rate: 1.2, value_s: 3 })), "Target missed");
+  assert.equal(words(target(), target({ meets: false, burn_rate: 0.8 })), "Target was missed until now");
+  assert.equal(words(target({ value_s: 3, burn_rate: 2 })), "Too few requests to judge");
+});
+
+test("another name of a model is served by who has the model", () => {
+  const backends = [{ name: "a", models: ["m"] }, { name: "b", models: ["m", "n"] }];
+  const rows = modelRows([{ id: "m", root: "m" }, { id: "public", root: "m" }, { id: "gone", root: "gone" }], [], backends);
+  assert.deepEqual(rows.map((row) => row.backends), [["a", "b"], ["a", "b"], []]);
 });
 
 test("a comparison says what may be said", () => {

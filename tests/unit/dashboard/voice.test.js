@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { factWords } from "./static/pages/model_facts.js";
+import { factWords, understands } from "./static/pages/model_facts.js";
 import { SentenceSplitter, speakable } from "./static/pages/sentences.js";
 import { Activity } from "./static/pages/voice_activity.js";
 import { VoiceConversation } from "./static/pages/voice_conversation.js";
@@ -73,8 +73,12 @@ test("speech begins after a fifth of a second and ends after a pause, in quiet a
 });
 
 test("facts of a pool in words", () => {
-  assert.equal(factWords({ sample_rate: 16000, voices: ["a", "b"], languages: ["1", "2", "3", "4", "5"], more: {} }), "sample rate 16000 · voices a, b · languages 5");
+  assert.equal(factWords({ sample_rate: 16000, voices: ["a", "b"], languages: ["1", "2", "3", "4", "5"], more: {} }), "16 kHz · voices a, b · 5 languages");
+  assert.equal(factWords({ max_audio_s: 3600, max_input_chars: 4096, translates: false, batches: true, dimensions: 1024, bias: 0.5 }),
+    "recordings up to 1 h · texts up to 4,096 characters · batches yes · dimensions 1,024 · bias 0.50");
   assert.equal(factWords(undefined), "");
+  const told = [["en"], ["en", "km"], ["1", "2", "3", "4", "5"], ["not a code"], undefined].map((languages) => understands({ languages }));
+  assert.deepEqual(told, ["It understands English only.", "It understands English, Khmer only.", "", "It understands not a code only.", ""]);
 });
 
 const PIECES = ["The Me", "kong. Th", "e Tonle Sap", ". Both a", "re long."];

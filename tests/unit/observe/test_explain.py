@@ -10,7 +10,7 @@ import pytest
 from tonle.observe.engine_facts import EngineFacts
 from tonle.observe.explain import Explanation, explain
 from tonle.observe.seen_request import SeenRequest
-from tonle.observe.time_words import a_prompt, ms
+from tonle.observe.time_words import a_prompt, length, ms
 from tonle.telemetry.time_spent import OtherPrompt, TimeSpent, Wait
 
 OTHER = SeenRequest(id="req-b", arrived=0.0, path="/", owner="key-b", key_id="key-b", key_name="b")
@@ -253,6 +253,7 @@ PROMPTS = {1: "a 1-", 8: "an 8-", 11: "an 11-", 80: "an 80-", 110: "a 110-", 180
 
 def test_numbers_in_words() -> None:
     assert {seconds: ms(seconds) for seconds in DURATIONS} == DURATIONS
+    assert [length(seconds) for seconds in (0.133, 3.069, 100.4)] == ["133 ms", "3.1 s", "100.4 s"]
     assert {tokens: a_prompt(tokens) for tokens in PROMPTS} == {
         tokens: f"{said}token prompt" for tokens, said in PROMPTS.items()
     }

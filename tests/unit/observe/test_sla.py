@@ -97,6 +97,8 @@ def test_a_target_must_hold_for_a_while_before_it_counts_as_met() -> None:
     for _ in range(1000):
         sla.ended(seen())
     assert target(sla, "ttft").burn_rate < 1 and target(sla, "ttft").since == since, "it has not held yet"
+    moment = time.strftime("%H:%M", time.localtime(since))
+    assert target(sla, "ttft").sentence == f"TTFT p95 was over 200 ms since {moment}: queueing at b; now 99.6 ms"
     clock.s += HOLD_S / 2
     for _ in range(200):  # slow again before the time is over
         sla.ended(queued())

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from tonle import __version__
 from tonle.edge.exchange import Exchange
-from tonle.errors import InvalidRequest, TooLarge
+from tonle.errors import InvalidRequest, TonleError, TooLarge
 from tonle.gateway.api_keys.key import Key
 from tonle.gateway.dashboard.failed_logins import FailedLogins
 from tonle.gateway.dashboard.sessions import cookie, token_of
@@ -72,18 +72,22 @@ class LoginPages:
         exchange.reply(b"", status=204, headers=[cookie("", secure=self._is_https(exchange))])
 
     async def session(self, exchange: Exchange) -> None:
-        """What the page may show. Whether it must ask for a key first is told to every caller."""
+        """What the page may show. Whether it must ask for a key first, and why again, is told to every caller."""
         if not self._services.auth.has_keys:
             self._admit_without_key(exchange)
         else:
             try:
                 self._services.auth.admit(exchange, "dashboard")
-            except (Unauthorized, Forbidden):
+            except (Unauthorized, Forbidden) as error:
                 if exchange.header("authorization"):
                     raise
-                exchange.reply(b'{"needs_login":true}')
+                exchange.reply(msgspec.json.encode(self._needs_login(token_of(exchange), error)))
                 return
         exchange.reply(msgspec.json.encode(self._facts(exchange.key)))
+
+    def _needs_login(self, token: str, error: TonleError) -> dict[str, Any]:
+        has_ended = bool(token) and isinstance(error, Unauthorized)
+        return {"needs_login": True} | ({"ended": self._services.sessions.why_ended(token)} if has_ended else {})
 
     def _facts(self, key: Key) -> dict[str, Any]:
         services, config = self._services, self._services.config

@@ -206,11 +206,15 @@ class Router:
         reasons = [reason for backend in having if (reason := _why_not(backend, request)) is not None]
         waits = [backend.breaker.retry_after_s for backend in having if backend.breaker.retry_after_s]
         retry_after_s = min(waits, default=self._config.probe_interval_s or 1.0)
-        arm = request.accepted.model.arm
-        if arm is not None and arm.backend is not None and self._pool.find(arm.backend) is None:
-            reasons = [f"the arm {arm.name} of an experiment names {arm.backend}, which is not there"]
+        model = request.accepted.model
+        if model.arm is not None and model.arm.backend is not None:
+            arm = f"the arm {model.arm.name} of the experiment {model.experiment} names {model.arm.backend}"
+            if self._pool.find(model.arm.backend) is None:
+                reasons = [f"{arm}, which is not there"]
+            else:
+                reasons = [f"{arm} alone", *(reasons or [f"{model.arm.backend} does not have the model"])]
         because = f": {'; '.join(reasons)}" if reasons else ""
-        return NoBackend(f"no healthy backend for {request.accepted.model.name}{because}", retry_after_s=retry_after_s)
+        return NoBackend(f"no healthy backend for {model.name}{because}", retry_after_s=retry_after_s)
 
 
 def _new_tokens(request: ParsedRequest, entry: ModelEntry) -> int:

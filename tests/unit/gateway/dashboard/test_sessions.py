@@ -37,7 +37,7 @@ def test_a_session_ends_when_it_is_idle_or_old(clock: Clock) -> None:
         clock.now_s += HOUR_S
         assert found.key_of(busy) == KEY
         if clock.now_s == began_s + IDLE_S + HOUR_S:
-            assert found.key_of(idle) is None
+            assert found.key_of(idle) is None and found.why_ended(idle) == "expired"
     clock.now_s += HOUR_S
     assert found.key_of(busy) is None and len(found) == 0
 
@@ -48,7 +48,7 @@ def test_a_session_is_its_key_as_it_is_now(clock: Clock) -> None:
     token = found.begin(KEY)
     assert found.key_of(token) == KEY and found.key_of(token[:-1]) is None and found.key_of("") is None
     ring._by_digest = {}  # revoked
-    assert found.key_of(token) is None
+    assert found.key_of(token) is None and found.why_ended(token) == "revoked"
     ring._by_digest = {KEY.digest: KEY}
     assert found.key_of(token) is None, "a session came back"
 
@@ -56,6 +56,7 @@ def test_a_session_is_its_key_as_it_is_now(clock: Clock) -> None:
 def test_tokens_are_not_kept(clock: Clock) -> None:
     found = Sessions(KeyRing([KEY]), clock=clock)
     token = found.begin(KEY)
+    found._end(next(iter(found._sessions)), "expired")
     assert token not in str(vars(found)) and SECRET not in str(vars(found))
 
 
@@ -66,9 +67,13 @@ def test_there_are_only_so_many(clock: Clock, monkeypatch: pytest.MonkeyPatch) -
     assert found.key_of(first) == KEY  # used last
     fourth = found.begin(KEY)
     assert [found.key_of(token) is not None for token in (first, second, third, fourth)] == [True, False, True, True]
+    assert found.why_ended(second) == "crowded" and found.why_ended("another server's") == "unknown"
     clock.now_s += IDLE_S + 1
     found.begin(KEY)
     assert len(found) == 1, "sessions that are over take no place"
+    for _ in range(10):
+        found.begin(KEY)
+    assert len(found._ended) == 3, "what is remembered of them has an end, too"
 
 
 def test_a_key_that_logs_in_again_and_again_ends_its_own_sessions(

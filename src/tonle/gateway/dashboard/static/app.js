@@ -26,6 +26,7 @@ const PAGES = { overview, requests, backends, models, keys, usage, experiments, 
 function App() {
   const [session, setSession] = useState(null);
   const [error, setError] = useState(null);
+  const isLeaving = useRef(false); // signing out by hand: not to be told of
   const load = useCallback(async () => {
     setError(null);
     try {
@@ -34,26 +35,39 @@ function App() {
       setError(inWords(problem));
     }
   }, []);
+  // A session that was open is open no more: the server says why.
+  const lose = useCallback(async () => {
+    await load();
+    setSession((now) => (now?.needs_login && !isLeaving.current ? { ended: "elsewhere", ...now } : now));
+  }, []);
+  const begin = useCallback(() => {
+    isLeaving.current = false;
+    return load();
+  }, []);
+  const leave = useCallback(() => {
+    isLeaving.current = true;
+    live.stop();
+  }, []);
   useEffect(() => {
     load();
-    return onLoggedOut(() => setSession({ needs_login: true }));
+    return onLoggedOut(lose);
   }, []);
 
   if (error) {
     return html`<main class="alone"><${Message} kind="bad">${error}<//><button type="button" onClick=${load}>Try again</button></main>`;
   }
   if (!session) return html`<main class="alone" aria-busy="true"><p>Loading…</p></main>`;
-  if (session.needs_login) return html`<${Login} onDone=${load} />`;
-  return html`<${Frame} session=${session} onLogout=${load} />`;
+  if (session.needs_login) return html`<${Login} ended=${session.ended} onDone=${begin} />`;
+  return html`<${Frame} session=${session} onLost=${lose} onLeave=${leave} onLeft=${load} />`;
 }
 
-function Frame({ session, onLogout }) {
+function Frame({ session, onLost, onLeave, onLeft }) {
   const route = useRoute();
   const page = PAGES[route.name] ?? null;
   const main = useRef(null);
   const isFirst = useRef(true);
   useEffect(() => {
-    live.start(onLogout);
+    live.start(onLost);
     return () => live.stop();
   }, []);
   useEffect(() => {
@@ -70,7 +84,7 @@ function Frame({ session, onLogout }) {
   return html`
     <a class="skip" href="#content" onClick=${skip}>Skip to the page</a>
     <div class="frame">
-      <${Sidebar} session=${session} current=${route.name} onLogout=${onLogout} />
+      <${Sidebar} session=${session} current=${route.name} onLeave=${onLeave} onLeft=${onLeft} />
       <main id="content" tabindex="-1" ref=${main} data-testid=${`page-${route.name}`}>
         <${ConnectionBanner} />
         ${page
@@ -89,7 +103,7 @@ function SafePage({ page, ...props }) {
   return html`<${page.default} ...${props} />`;
 }
 
-function Sidebar({ session, current, onLogout }) {
+function Sidebar({ session, current, onLeave, onLeft }) {
   const [isOpen, setOpen] = useState(false);
   useEffect(() => setOpen(false), [current]);
   const { server, key } = session;
@@ -111,7 +125,7 @@ function Sidebar({ session, current, onLogout }) {
           <p>${server.name}<br /><span class="soft">tonle ${server.kind} ${server.version}</span></p>
           ${key && html`<p class="soft">Key: ${key.name || key.id}${session.can_admin ? "" : ", read-only"}</p>`}
           <${ThemeButton} />
-          ${key && html`<${LogoutButton} onLogout=${onLogout} />`}
+          ${key && html`<${LogoutButton} onLeave=${onLeave} onLeft=${onLeft} />`}
         </div>
       </div>
     </header>`;
@@ -127,14 +141,14 @@ function ThemeButton() {
   return html`<button type="button" data-testid="theme" onClick=${change}>Theme: ${choice}</button>`;
 }
 
-function LogoutButton({ onLogout }) {
+function LogoutButton({ onLeave, onLeft }) {
   const logout = async () => {
-    live.stop();
+    onLeave();
     try {
       await post("/dashboard/api/logout");
     } finally {
       go("#/overview");
-      onLogout();
+      onLeft();
     }
   };
   return html`<button type="button" data-testid="logout" onClick=${logout}>Sign out</button>`;

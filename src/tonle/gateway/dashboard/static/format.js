@@ -58,12 +58,14 @@ export function bytes(value) {
   return `${whole.format(value)} B`;
 }
 
-// The currency is the one of the setting price_per_hour, which has no name.
+// Below 1 three digits that matter, of at most six places. The currency is the one of the setting price_per_hour, which has no name.
 export function money(value) {
   if (!known(value)) return NONE;
   if (value === 0) return "0";
   if (Math.abs(value) < 1e-6) return "< 0.000001";
-  return value < 0.01 ? value.toFixed(6).replace(/0+$/, "") : value.toFixed(2);
+  if (Math.abs(value) >= 1) return value.toFixed(2);
+  const places = Math.min(6, 2 - Math.floor(Math.log10(Math.abs(value))));
+  return value.toFixed(places).replace(/(\.\d\d\d*?)0+$/, "$1");
 }
 
 const two = (value) => String(value).padStart(2, "0");
@@ -90,15 +92,19 @@ export function ago(time, now = Date.now() / 1000) {
   return passed < 5 ? "just now" : `${seconds(Math.round(passed))} ago`;
 }
 
+// 7.5 and not 7.50: the numbers of an axis have as many digits as each needs.
+const bare = (text) => text.replace(/(\.\d*?)0+(\D*)$/, "$1$2").replace(/\.(\D*)$/, "$1");
+const tickOf = (show) => (value) => bare(show(value));
+
 const withUnit = (show, unit) => (value) => (known(value) ? show(value) + unit : NONE);
 
 // By the name of a unit: `show` for a value by itself, `tick` for the axis of a chart, where room is short.
 export const UNITS = {
   count: { show: count, tick: count },
-  per_s: { show: withUnit(number, "/s"), tick: number },
-  tokens_per_s: { show: withUnit(number, " tokens/s"), tick: short },
-  seconds: { show: seconds, tick: (value) => seconds(value).replace(/\.0+ /, " ") },
+  per_s: { show: withUnit(number, "/s"), tick: tickOf(number) },
+  tokens_per_s: { show: withUnit(number, " tokens/s"), tick: tickOf(short) },
+  seconds: { show: seconds, tick: tickOf(seconds) },
   percent: { show: percent, tick: percent },
   bytes: { show: bytes, tick: bytes },
-  money: { show: money, tick: (value) => money(value).replace(/\.00$/, "") },
+  money: { show: money, tick: tickOf(money) },
 };

@@ -23,6 +23,12 @@ export function yTicks(low, high, unit) {
   return ticks;
 }
 
+// Which of some places of `px` each have their names below them, `every` px apart at least: the last one always has.
+export function labelled(num, px, every) {
+  const step = Math.ceil(every / px);
+  return Array.from({ length: num }, (_, i) => (num - 1 - i) % step === 0);
+}
+
 // How many of the last points are of the last minute; of ranges whose points are longer, a few.
 export function pointsOfMinute(t) {
   const step = t.length > 1 ? t[t.length - 1] - t[t.length - 2] : 1;

@@ -71,7 +71,7 @@ const shownTime = (text) => (text ? text.slice(0, 19).replace("T", " ") : "–")
 const COLUMNS = [
   { id: "time", title: "Time (UTC)", value: (row) => row.time, show: (row) => shownTime(row.time) },
   { id: "status", title: "Status", value: (row) => row.status, show: (row) => html`<${StatusBadge} status=${row.status} />` },
-  { id: "endpoint", title: "Path", value: (row) => row.endpoint, wide: true },
+  { id: "endpoint", title: "Path", value: (row) => row.endpoint, wide: "most" },
   { id: "model", title: "Model", value: (row) => row.adapter ?? row.model },
   { id: "key", title: "Key", value: (row) => row.key_id, wide: true },
   { id: "prompt", title: "Prompt", value: (row) => row.prompt_tokens, show: (row) => count(row.prompt_tokens), align: "right", wide: true },

@@ -1,7 +1,7 @@
 // A bar per day. The table below it has the same numbers; the picture as a whole has a text for screen readers.
 
 import { html, useLayoutEffect, useRef, useState } from "../html.js";
-import { yTicks } from "../scale.js";
+import { labelled, yTicks } from "../scale.js";
 
 const HEIGHT = 160;
 const LEFT = 72; // room for the numbers of the scale
@@ -35,7 +35,7 @@ function Bars({ days, values, top, width, measure, show }) {
   const height = (value) => (value / top) * (HEIGHT - BOTTOM - 10);
   const best = days[values.indexOf(top)];
   const label = `${measure.name} per day from ${days[0].day} to ${days.at(-1).day}; most on ${best.day}: ${show(top)}`;
-  const every = Math.ceil(LABEL_PX / step);
+  const hasLabel = labelled(days.length, step, LABEL_PX);
   return html`<svg class="day-bars" viewBox=${`0 0 ${width} ${HEIGHT}`} height=${HEIGHT} role="img" aria-label=${label} data-testid="usage-chart">
     ${yTicks(0, top, measure.unit).map((tick) => {
       const y = HEIGHT - BOTTOM - height(tick);
@@ -46,7 +46,7 @@ function Bars({ days, values, top, width, measure, show }) {
       <rect class="day-hit" x=${LEFT + i * step} y="0" width=${step} height=${HEIGHT - BOTTOM} />
       <rect class="bar" x=${LEFT + i * step + gap / 2} y=${HEIGHT - BOTTOM - height(values[i])} width=${step - gap} height=${height(values[i])} />
       <title>${day.day}: ${show(values[i])}</title>
-      ${i % every === 0 && days.length - i >= every / 2 && html`
+      ${hasLabel[i] && html`
         <text x=${LEFT + (i + 0.5) * step} y=${HEIGHT - 4} text-anchor="middle">${day.day.slice(5)}</text>`}
     </g>`)}
   </svg>`;

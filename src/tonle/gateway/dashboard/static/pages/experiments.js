@@ -78,7 +78,7 @@ function Arms({ experiment }) {
     <thead><tr>
       <th scope="col">Arm</th><th scope="col" class="wide">Served by</th><th scope="col" class="right wide">Share</th>
       <th scope="col" class="right">Requests</th><th scope="col" class="right">Failed</th><th scope="col" class="wide">95 % interval</th>
-      <th scope="col" class="right">Latency</th><th scope="col" class="right wide">TTFT</th><th scope="col" class="right wide">Output tokens</th>
+      <th scope="col" class="right">Latency</th><th scope="col" class="right wide">First token</th><th scope="col" class="right wide">Output tokens</th>
     </tr></thead>
     <tbody>${experiment.arms.map((arm) => html`<${Arm} key=${arm.name} arm=${arm} share=${weights ? arm.weight / weights : null}
       result=${results.get(arm.name)} x=${x} isControl=${arm.name === control} />`)}</tbody>
@@ -148,6 +148,6 @@ function Comparison({ comparison }) {
       ${interval && html`<div class="interval-text">${interval.map((end) => signed(show, end)).join(" to ")}</div>`}</td>
     <td class="wide">${interval ? html`<${Interval} x=${x} value=${difference} interval=${interval} kind=${drawn} />` : "–"}</td>
     <td><${Badge} kind=${kind}>${text}<//> ${!isUnknown(comparison.p_value) && html`
-      <span class="hint">p ${comparison.p_value < 0.001 ? "< 0.001" : `= ${comparison.p_value.toFixed(3)}`}</span>`}</td>
+      <span class="hint interval-text">p ${comparison.p_value < 0.001 ? "< 0.001" : `= ${comparison.p_value.toFixed(3)}`}</span>`}</td>
   </tr>`;
 }

@@ -38,8 +38,8 @@ function KeyList({ session, readOnly }) {
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
     <${Table} label="Keys" testid="keys" rows=${rows} rowKey=${(row) => row.id} columns=${columns(listed.reload, readOnly)}
       sort=${{ id: "name", descending: false }} empty=${listed.isLoading ? "Loading…" : readOnly ? "No keys yet." : "No keys yet. Create one above."} />
-    <p class="hint">Days begin at 00:00 UTC. Requests with a revoked key are refused at once. Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
-      Keys that stand in the server's settings are not listed.</p>`;
+    <p class="hint">Days begin at 00:00 UTC. Requests with a revoked key are refused at once. Keys that stand in the server's settings are not listed.
+      <span class="wide"> Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.</span></p>`;
 }
 
 function columns(onDone, readOnly) {

@@ -8,6 +8,7 @@ import { live, TRACK_SECONDS, useLive } from "../live.js";
 import { Table } from "../table.js";
 import { ActionButton, Badge, Card, inWords, Message, PageHeading, useGet, whyReadOnly } from "../widgets.js";
 import { factWords } from "./model_facts.js";
+import { modelRows } from "./model_rows.js";
 
 export const title = "Models";
 
@@ -21,20 +22,11 @@ export default function ModelsPage({ session }) {
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
     <${Table} label="Models and adapters" testid="models" rows=${rows} rowKey=${(row) => row.id}
       columns=${columns(rows.some((row) => row.parent), readOnly, listed.reload)} sort=${{ id: "name", descending: false }} empty="No backend serves a model now." />
-    <p class="hint">Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
+    <p class="hint"><span class="wide">Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.</span>
       ${session.can_use_models ? "" : " This key may not use models, so only their names are known."}</p>
     ${session.has.adapters
       ? html`<${LoadAdapter} readOnly=${readOnly} bases=${rows.filter((row) => !row.parent && !row.kind)} onDone=${listed.reload} />`
       : html`<${Message}>This server loads no adapters while it runs. Start it with --enable-lora to load them here.<//>`}`;
-}
-
-// From /v1/models where the key may read it, else the names that the session and the backends tell.
-export function modelRows(entries, names, backends) {
-  const servedBy = (id) => backends.filter((backend) => backend.models.includes(id)).map((backend) => backend.name);
-  if (entries) return entries.map((entry) => ({ ...entry, backends: servedBy(entry.id) }));
-  const plain = (names ?? []).map((name) => (typeof name === "string" ? name : name.id));
-  const all = new Set([...plain, ...backends.flatMap((backend) => backend.models)]);
-  return [...all].map((id) => ({ id, parent: null, backends: servedBy(id) }));
 }
 
 function columns(hasAdapters, readOnly, onDone) {
@@ -52,7 +44,7 @@ function columns(hasAdapters, readOnly, onDone) {
 // Of a worker pool with what it tells of its model: dimensions, sample rate, languages.
 function kindCell(row) {
   if (row.parent) return html`<${Badge}>adapter<//> <span class="soft">of ${row.parent}</span>`;
-  if (!row.kind) return html`<${Badge}>model<//>`;
+  if (!row.kind) return html`<${Badge}>language model<//>`;
   return html`<${Badge}>${row.kind}<//> <span class="soft wide">${factWords(row.facts)}</span>`;
 }
 

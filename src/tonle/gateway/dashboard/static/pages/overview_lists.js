@@ -5,6 +5,7 @@ import { html, useState } from "../html.js";
 import { live } from "../live.js";
 import { Badge, Card } from "../widgets.js";
 import { firingOf } from "./firing.js";
+import { isMissed, verdictOf } from "./targets.js";
 
 const TARGETS = { e2e: "End-to-end latency, p95", ttft: "Time to first token, p95", itl: "Time between tokens, p95" };
 const BURN_RATE = "How fast the 5 % of requests that may be slower are used up: at 1 exactly, above 1 too fast.";
@@ -21,14 +22,6 @@ export function SlaCard({ sla }) {
     </section>`;
 }
 
-// [kind, words] of a badge. A few slow requests do not make a target missed, but it would be odd to call it met.
-export function verdictOf({ meets, targets }) {
-  if (!meets) return ["bad", "Target missed"];
-  const known = targets.filter((target) => target.value_s !== null);
-  if (known.length === 0) return ["info", "No requests yet"];
-  return known.some((target) => target.value_s > target.target_s) ? ["warning", "Too few requests to judge"] : ["good", "Targets met"];
-}
-
 function Target({ target }) {
   return html`
     <div>
@@ -36,7 +29,8 @@ function Target({ target }) {
       <dd>
         <b class="number">${seconds(target.value_s)}</b> of ${seconds(target.target_s)}
         <span class="soft" title=${BURN_RATE}> · burn rate ${number(target.burn_rate)}</span>
-        ${target.since && html`<span class="soft"> · missed for ${seconds(Math.round(live.now() - target.since))}</span>`}
+        ${target.since && html`<span class="soft"> · ${isMissed(target)
+          ? `missed for ${seconds(Math.round(live.now() - target.since))}` : "counts as met once it has held for a minute"}</span>`}
       </dd>
     </div>`;
 }

@@ -60,7 +60,7 @@ function Facts({ request, route }) {
     ["Worker pool", request.pool],
     ["Chosen because", WHY[why] ?? why],
     ["Failed before it", failed.join(", ")],
-    ["Response cache", request.cache],
+    ["Response cache", CACHE[request.cache] ?? request.cache],
     ["Experiment", request.experiment && `${request.experiment}, arm ${request.arm ?? NONE}`],
     ["Cost", request.cost === null || request.cost === undefined ? null : money(request.cost)],
     ["Trace", request.trace_id && html`<code>${request.trace_id}</code>`],
@@ -78,6 +78,8 @@ const WHY = {
   load: "it had the least to do",
   hedge: "it answered before the one that was asked first",
 };
+
+const CACHE = { hit: "answered from it", miss: "not found in it", bypass: "not used" };
 
 const named = (name, id) => (name && id && name !== id ? `${name} (${id})` : name || id);
 

@@ -1,6 +1,6 @@
 // The page "Requests": the latest ones, live, with filters. A row opens its explanation (#/requests/ID).
 
-import { clock, count, seconds } from "../format.js";
+import { clock, count, NONE, seconds } from "../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { live } from "../live.js";
 import { go } from "../router.js";
@@ -22,17 +22,25 @@ const COLUMNS = [
   { id: "model", title: "Model", value: (row) => row.model || null, width: "min(20ch, 25vw)" },
   { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "14ch", wide: true },
   { ...figure("total", "Total", "total_s", seconds), wide: false },
-  figure("ttft", "TTFT", "ttft_s", seconds),
+  { ...figure("ttft", "First token", "ttft_s", seconds), width: "13ch" },
   { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "16ch" },
-  { ...figure("answer", "Answer", "completion_tokens", count), wide: "most" },
-  { ...figure("itl", "ITL", "itl_s", seconds), wide: "most" },
+  { ...figure("answer", "Answer", "completion_tokens", count), show: answer, wide: "most" },
+  { ...figure("itl", "Per token", "itl_s", seconds), width: "12ch", wide: "most" },
   { ...figure("queue", "Queue", "queue_s", seconds), wide: "most" },
   { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: "most" },
 ];
 // Beside an open request there is room for these.
 const FEW_COLUMNS = COLUMNS.filter((column) => ["time", "status", "model", "total"].includes(column.id));
 
+// Refused requests and those for worker pools have none.
+const hasTokens = (row) => Boolean(row.prompt_tokens || row.completion_tokens);
+
+function answer(row) {
+  return hasTokens(row) ? count(row.completion_tokens) : NONE;
+}
+
 function prompt(row) {
+  if (!hasTokens(row)) return NONE;
   return row.cached_tokens ? html`<span title=${`${count(row.cached_tokens)} of them from the prefix cache`}>
     ${count(row.prompt_tokens)} <span class="hint">(${count(row.cached_tokens)})</span></span>` : count(row.prompt_tokens);
 }

@@ -1,18 +1,19 @@
 // The page "Usage": requests, tokens, sound, images, computing time and cost, by key, model and day.
 
 import { withParams } from "../api.js";
-import { count, money, seconds } from "../format.js";
+import { count, money, NONE, seconds } from "../format.js";
 import { html, useMemo, useState } from "../html.js";
 import { Table } from "../table.js";
 import { Message, PageHeading, useGet } from "../widgets.js";
 import { DayBars } from "./day_bars.js";
-import { addUp, byDay, grouped, isoDay, measuresOf } from "./usage_sums.js";
+import { addUp, byDay, grouped, isoDay, measuresOf, widths } from "./usage_sums.js";
 
 export const title = "Usage";
 
 const RANGES = [["today", 1], ["7 days", 7], ["30 days", 30], ["90 days", 90]];
 const GROUPS = [["key", "key"], ["model", "model"], ["day", "day"], ["all", "key, model and day"]];
-const SHOWN = { count, seconds, money };
+const SHOWN = { count, seconds: (value) => (value === 0 ? "0 s" : seconds(value)), money };
+const shownOf = (one, row) => (one.isMedia && !row[one.id] ? NONE : SHOWN[one.unit](row[one.id]));
 
 const latest = (days) => ({ from: isoDay(-(days - 1)), to: isoDay(0) });
 
@@ -42,13 +43,13 @@ export default function UsagePage({ session }) {
     ${error && html`<${Message} kind="bad">${error}<//>`}
     ${isLoading && !data && html`<p class="hint">Loading …</p>`}
     ${data && html`
-      ${!hasPrice && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting <code>price_per_hour</code>
-        is the price of an hour of the machine that computes.<//>`}
+      ${!hasPrice && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting
+        ${" "}<code>price_per_hour</code> is the price of an hour of the machine that computes.<//>`}
       ${session.has?.history === "memory" && html`<p class="hint">Usage is kept in memory and begins anew when the server starts; the setting
-        <code>history_db</code> names a file for it.</p>`}
-      <section class="card usage-chart"><h2>${shown.name} per day</h2>
+        ${" "}<code>history_db</code> names a file for it.</p>`}
+      <section class="card usage-chart"><h2>${shown.name} per day (UTC)</h2>
         <${DayBars} days=${days} measure=${shown} show=${SHOWN[shown.unit]} /></section>
-      <${UsageTable} key=${group} rows=${rows} group=${group} measures=${measures} />`}`;
+      <${UsageTable} key=${group} rows=${rows} group=${group} measures=${measures} chosen=${shown.id} />`}`;
 }
 
 function RangeFields({ range, setRange }) {
@@ -63,22 +64,24 @@ function RangeFields({ range, setRange }) {
     <label class="field"><span>To</span><input type="date" data-testid="usage-to" value=${range.to} min=${range.from} onChange=${set("to")} /></label>`;
 }
 
+const name = (id) => (row) => html`<span class="usage-name">${NAMES[id].value(row)}</span>`;
+
 const NAMES = {
   day: { id: "day", title: "Day", value: (row) => row.day, width: "12ch" },
-  key: { id: "key", title: "Key", value: (row) => row.key_name || row.key_id || "no key", width: "18ch" },
-  model: { id: "model", title: "Model", value: (row) => row.model || "–", width: "22ch" },
+  key: { id: "key", title: "Key", value: (row) => row.key_name || row.key_id || "no key", show: name("key") },
+  model: { id: "model", title: "Model", value: (row) => row.model || "no model", show: name("model") },
 };
 
-function UsageTable({ rows, group, measures }) {
+function UsageTable({ rows, group, measures, chosen }) {
   const names = group === "all" ? [NAMES.day, NAMES.key, NAMES.model] : [NAMES[group]];
-  const columns = [...names, ...measures.map((one) => ({
-    id: one.id, title: one.name, align: "right", wide: one.isWide, value: (row) => row[one.id],
-    show: (row) => SHOWN[one.unit](row[one.id]),
+  const wide = widths(measures, chosen);
+  const columns = [...names, ...measures.map((one, i) => ({
+    id: one.id, title: one.name, align: "right", wide: wide[i], value: (row) => row[one.id], show: (row) => shownOf(one, row),
   }))];
   const shown = useMemo(() => grouped(rows, group), [rows, group]);
   const sort = group === "all" || group === "day" ? { id: "day", descending: true } : { id: "completion_tokens", descending: true };
-  return html`<${Table} label="Usage" testid="usage-table" rows=${shown} columns=${columns} rowKey=${(row) => row.id} sort=${sort}
-      empty="No request in this range." />
+  return html`<div class="usage-table"><${Table} label="Usage" testid="usage-table" rows=${shown} columns=${columns} rowKey=${(row) => row.id} sort=${sort}
+      empty="No request in this range." /></div>
     ${shown.length > 0 && html`<${Totals} rows=${rows} measures=${measures} />`}`;
 }
 

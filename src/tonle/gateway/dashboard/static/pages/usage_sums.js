@@ -1,16 +1,16 @@
 // Sums over rows of usage: by key, by model, by day.
 
-// `isWide`: left out of tables at phone width. `isMedia`: shown where there is any.
+// `wide`: as of a table's column. `isMedia`: shown where there is any; beside such columns, those that `makeRoom` need a wide screen.
 export const MEASURES = [
   { id: "requests", name: "Requests", unit: "count" },
-  { id: "failed", name: "Failed", unit: "count", isWide: true },
-  { id: "prompt_tokens", name: "Prompt tokens", unit: "count", isWide: true },
-  { id: "cached_tokens", name: "Cached tokens", unit: "count", isWide: true },
-  { id: "completion_tokens", name: "Output tokens", unit: "count" },
-  { id: "audio_s", name: "Sound", unit: "seconds", isMedia: true },
-  { id: "characters", name: "Characters spoken", unit: "count", isWide: true, isMedia: true },
-  { id: "images", name: "Images", unit: "count", isMedia: true },
-  { id: "device_s", name: "Device time", unit: "seconds", isWide: true },
+  { id: "failed", name: "Failed", unit: "count", wide: true, makeRoom: true },
+  { id: "prompt_tokens", name: "Prompt tokens", unit: "count", wide: true },
+  { id: "cached_tokens", name: "Cached tokens", unit: "count", wide: "most" },
+  { id: "completion_tokens", name: "Output tokens", unit: "count", wide: true },
+  { id: "audio_s", name: "Sound", unit: "seconds", wide: true, isMedia: true },
+  { id: "characters", name: "Characters spoken", unit: "count", wide: "most", isMedia: true },
+  { id: "images", name: "Images", unit: "count", wide: true, isMedia: true },
+  { id: "device_s", name: "Device time", unit: "seconds", wide: true, makeRoom: true },
   { id: "cost", name: "Cost", unit: "money" },
 ];
 
@@ -23,6 +23,12 @@ export const isoDay = (offset, now = Date.now()) => new Date(now + offset * DAY_
 // The measures that say something of these rows.
 export const measuresOf = (rows, hasPrice) =>
   MEASURES.filter((one) => (hasPrice || one.id !== "cost") && (!one.isMedia || rows.some((row) => row[one.id])));
+
+// `wide` of each column. The one of the chart is always in the table, also on a phone.
+export function widths(measures, chosen) {
+  const isTight = measures.some((one) => one.isMedia);
+  return measures.map((one) => (one.id === chosen ? false : isTight && one.makeRoom ? "most" : (one.wide ?? false)));
+}
 
 // One object with the sum of every measure. A cost that is not known (null) adds nothing; if none is known, the sum is null.
 export function addUp(rows) {

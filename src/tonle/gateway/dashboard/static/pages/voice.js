@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { seconds } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { inWords, Message, PageHeading } from "../widgets.js";
+import { understands } from "./model_facts.js";
 import { VoiceConversation } from "./voice_conversation.js";
 import { asWav, Listener, MAX_RECORDING_S, Player, Recording, whyNoMicrophone } from "./voice_sound.js";
 
@@ -37,7 +38,7 @@ export default function VoicePage({ session }) {
     ${error && html`<${Message} kind="bad">${error}<//>`}
     ${isAllowed && !models && !error && html`<p class="hint">Loading the list of models …</p>`}
     ${models && !isComplete && html`<${Missing} models=${models} />`}
-    ${isComplete && html`<${Talk} models=${models} />`}`;
+    ${isComplete && html`<${Talk} models=${models} hasAudit=${Boolean(session.has?.audit)} />`}`;
 }
 
 const NEEDED = { asr: "transcribes speech", llm: "answers", tts: "speaks" };
@@ -68,22 +69,35 @@ function useConversation(models) {
   return conversation;
 }
 
-function Talk({ models }) {
+// What is below the window's edge is brought into it when a turn begins, is answered, and ends.
+function useNewestInView({ turns }) {
+  const log = useRef(null);
+  useEffect(() => {
+    if (turns.length > 1) log.current.lastElementChild.scrollIntoView({ block: "nearest" });
+  }, [turns.length, turns.at(-1)?.state]);
+  return log;
+}
+
+function Talk({ models, hasAudit }) {
   const state = useConversation(models);
+  const log = useNewestInView(state);
+  const { facts } = models.asr.find(({ id }) => id === state.models.asr) ?? {};
   return html`<div class="playground voice" data-testid="voice">
     <div class="playground-main">
       <${Controls} state=${state} />
-      <div class="voice-log" role="log" aria-label="Conversation" aria-busy=${state.isBusy ? "true" : "false"}>
+      <div class="voice-log" role="log" aria-label="Conversation" aria-busy=${state.isBusy ? "true" : "false"} ref=${log}>
+        ${!state.turns.length && html`<p class="hint" data-testid="voice-empty">Nothing was said yet. What you say is written down, answered, and the
+          answer is spoken sentence by sentence while the rest is written. Conversations are kept in this page alone.</p>`}
         ${state.turns.map((turn, i) => html`<${Turn} key=${`${state.session}-${i}`} turn=${turn} />`)}
       </div>
     </div>
     <aside class="card controls" aria-label="Models">
-      <${Choice} label="Transcribes" kind="asr" models=${models.asr} state=${state} />
+      <${Choice} label="Transcribes" kind="asr" models=${models.asr} state=${state} hint=${understands(facts)} />
       <${Choice} label="Answers" kind="llm" models=${models.llm} state=${state} />
       <${Choice} label="Speaks" kind="tts" models=${models.tts} state=${state} />
       <${VoiceChoice} models=${models.tts} state=${state} />
-      <p class="hint">Every request has the session id <code data-testid="voice-session">${state.session}</code>, so the audit trail has the
-        conversation as one chain.</p>
+      <p class="hint">Every request has the session id <code data-testid="voice-session">${state.session}</code>${hasAudit
+        ? ", under which the audit trail has the whole conversation." : "."}</p>
     </aside>
   </div>`;
 }
@@ -168,7 +182,7 @@ function Controls({ state }) {
   const onKeyDown = (event) => {
     if (event.key === "Escape") stop();
   };
-  const words = isRecording || isHearing ? `Listening, for up to ${MAX_RECORDING_S} seconds.` : stateWords(state, isHandsFree);
+  const words = isRecording || isHearing ? `Listening, for up to ${seconds(MAX_RECORDING_S)}.` : stateWords(state, isHandsFree);
   return html`<section class="card voice-controls" onKeyDown=${onKeyDown}>
     <div class="composer-actions">
       <button type="button" class="primary" disabled=${Boolean(noMicrophone) || isHandsFree} data-testid="talk" onClick=${isRecording ? send : begin}>
@@ -192,7 +206,7 @@ function stateWords(state, isHandsFree) {
   return (state.isBusy ? STATES[state.turns.at(-1)?.state] : null) ?? idle;
 }
 
-function Choice({ label, kind, models, state }) {
+function Choice({ label, kind, models, state, hint = "" }) {
   const choose = (event) => {
     state.models[kind] = event.target.value;
     if (kind === "tts") state.voice = "";
@@ -201,7 +215,7 @@ function Choice({ label, kind, models, state }) {
   return html`<label class="field"><span>${label}</span>
     <select data-testid=${`voice-${kind}`} value=${state.models[kind]} disabled=${state.isBusy} onChange=${choose}>
       ${models.map(({ id }) => html`<option key=${id} value=${id}>${id}</option>`)}
-    </select></label>`;
+    </select>${hint && html`<span class="hint" data-testid=${`voice-${kind}-hint`}>${hint}</span>`}</label>`;
 }
 
 // Of models that say which voices they have.
