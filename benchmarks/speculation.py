@@ -148,21 +148,20 @@ WORKLOADS = (
     Workload("agent", _agent, 1.6, 2.5),
     Workload("code", _code, 1.0),
     Workload("other", _question, 0.98, sampled=True),
-    Workload("many", _question, 0.98, users=16, requests=16, new_tokens=64, sampled=True),
-    Workload("many copy", _copy, 0.98, users=16, requests=16, new_tokens=64),
+    Workload("many", _question, 0.98, users=16, requests=96, new_tokens=64, sampled=True),
+    Workload("many copy", _copy, 0.98, users=16, requests=32, new_tokens=64),
 )
 
 
 def run(llm: LLM, work: Workload, seed: int) -> tuple[float, list[GenerationResult]]:
-    """Seconds, and what came. One user asks one question after the other; many ask at once."""
+    """Seconds, and what came. One user asks one question after the other; many ask at once, and again when all have answers."""
     rng = random.Random(seed)
     prompts = [work.prompt(rng) for _ in range(work.requests)]
     config = work.config(seed)
     began = time.monotonic()
-    if work.users > 1:
-        results = llm.generate(list(prompts), config, progress=False)
-    else:
-        results = [llm.generate(prompt, config, progress=False)[0] for prompt in prompts]
+    results = []
+    for first in range(0, len(prompts), work.users):
+        results += llm.generate(prompts[first : first + work.users], config, progress=False)
     return time.monotonic() - began, results
 
 
