@@ -249,7 +249,8 @@ def running_server(arguments: argparse.Namespace, vllm: Path | None) -> Iterator
         serve = [str(vllm), "serve", str(hf_folder(Path(sys.executable))), "--dtype", "float32"]
         command = [*serve, "--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
     else:
-        command = ours()[0].command(port)
+        # Without guesses: each turn has other texts, and some have more in them to guess than others.
+        command = next(each for each in ours() if each.name == "tonle-no-guesses").command(port)
     os.sched_setaffinity(0, theirs)  # what is started now inherits it
     with tempfile.TemporaryDirectory(prefix="tonle-clients-") as folder:
         log = Path(folder) / "server.log"
