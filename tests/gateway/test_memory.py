@@ -39,6 +39,8 @@ async def many(place: RunningGateway, upstream: Upstream, count: int) -> None:
                              place.ask(key=f"wrong-{number}"), place.ask(model="missing"), wrong)  # fmt: skip
     await until(lambda: not trail.num_open, "requests are still open")
     assert await asyncio.to_thread(trail.flush, 60)
+    assert place.gateway.observed is not None
+    place.gateway.observed.count()  # up to 250 requests wait for that, as long as a second lasts
     upstream.requests.clear()
     upstream.headers.clear()
 

@@ -224,6 +224,7 @@ class AuditTrail:
             except Exception:  # a bug of ours must not end all recording
                 log.exception("the audit writer failed")
             self._queue.settle(batch)
+            del batch  # prompts and answers, which would stay until the next request
             self._tell_losses()
             if is_last and self._queue.is_empty:
                 break
