@@ -68,16 +68,17 @@ class DraftModel:
 
     def __init__(
         self, decoder: DraftDecoder, kv: KVCache, *, num_blocks: int, max_rows: int, max_tokens: int, max_length: int,
-        context_length: int, vocab_size: int,
+        context_length: int, vocab_size: int, own_vocab_size: int,
     ) -> None:  # fmt: skip
         """`num_blocks`: of the engine's cache. `max_length`: guesses for one sequence in a step. `vocab_size`: of the model whose
-        tokens are guessed. `context_length`: tokens that the decoder can follow."""
+        tokens are guessed. `own_vocab_size`: of the decoder. `context_length`: tokens that the decoder can follow."""
         self._decoder = decoder
         self._kv = kv
         self._num_blocks = num_blocks
         self._num_own = own_blocks(max_length, kv.block_size)
         self._context_length = context_length
         self._vocab_size = vocab_size
+        self._own_vocab_size = own_vocab_size
         self._max_tokens = max_tokens
         self._rates = HitRates((_FIRST_RATE,) * NUM_CLASSES)
         self._cost = DraftCost(max_rows, max_tokens)
@@ -117,7 +118,7 @@ class DraftModel:
             drawn = self._pass(list(parts.values()))
             following = {}
             for (n, part), token in zip(parts.items(), drawn, strict=True):
-                if n in counts and token < self._vocab_size:
+                if n in counts:
                     found[n].append(token)
                     if len(found[n]) < counts[n]:
                         following[n] = _Part([token], part.start + len(part.tokens), part.table)
@@ -156,8 +157,12 @@ class DraftModel:
         """The most likely token after each part."""
         began = time.perf_counter()
         order = sorted(range(len(parts)), key=lambda n: len(parts[n].tokens) > 1)  # rows with one token come first
-        logits = self._decoder.forward(_inputs([parts[n] for n in order], self._kv.block_size), self._kv)
-        best = logits.argmax(dim=-1).tolist()
+        inputs = _inputs([parts[n] for n in order], self._kv.block_size)
+        # Models of one tokenizer may have different numbers of ids beyond its own, as padding. Such a token of the large model
+        # is only context here, and any other one does in its place.
+        inputs.tokens.clamp_(max=self._own_vocab_size - 1)
+        logits = self._decoder.forward(inputs, self._kv)
+        best = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
         if all(len(part.tokens) == 1 for part in parts):
             token_s = (time.perf_counter() - began) / len(parts)
             self._pass_s = token_s if not self._pass_s else _KEEP * self._pass_s + (1 - _KEEP) * token_s

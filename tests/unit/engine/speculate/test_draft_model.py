@@ -41,7 +41,7 @@ class Served:
     def __init__(self, clock: Clock) -> None:
         kv = cast(KVCache, SimpleNamespace(block_size=16))
         self.drafter = DraftModel(clock, kv, num_blocks=64, max_rows=4, max_tokens=64, max_length=4, context_length=1000,
-                                  vocab_size=16)  # fmt: skip
+                                  vocab_size=16, own_vocab_size=16)  # fmt: skip
         self.clock = clock
         self.sequence = self.begin()
 
