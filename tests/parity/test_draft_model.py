@@ -86,7 +86,7 @@ def _always_guess(driver: Driver) -> None:
     """In each step, whatever it costs."""
     drafts = driver.loop._scheduler.drafts
     assert drafts is not None
-    drafts._drafter._cost.worth = lambda *args: Worth(0.0, None, False)  # type: ignore[attr-defined]
+    drafts._drafter.drafter._cost.worth = lambda *args: Worth(0.0, None, False)  # type: ignore[union-attr]
 
 
 def test_both_caches_share_the_memory(folders: dict[str, Path]) -> None:
