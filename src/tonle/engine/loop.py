@@ -369,6 +369,7 @@ class Loop:
                 embeddings=outcome.embeddings,
                 kept=outcome.kept,
                 spent=outcome.spent,
+                guesses=outcome.guesses,
                 stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
             )
         )

@@ -196,6 +196,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     embeddings: dict[int, bytes] = {}  # handle -> float32 of its embedding, little-endian; it is among `finished`
     kept: dict[int, KeptBlocks] = {}  # handle -> where its blocks are; of those among `finished`
     spent: dict[int, TimeSpent] = {}  # handle -> where its time went; of those among `finished`
+    guesses: dict[int, tuple[int, int]] = {}  # handle -> guesses that were checked for it, how many of them were right
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 

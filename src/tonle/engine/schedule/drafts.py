@@ -117,7 +117,7 @@ class Drafts:
         num_taken = len(sequence.tokens) - 1 - place - num_forced
         if i in result.logprobs:
             outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
-        self._count(sequence, max(num_taken, len(guesses) - num_forced), num_taken)
+        self._count(sequence, max(num_taken, len(guesses) - num_forced), num_taken, outcome)
         return ends
 
     def take(
@@ -137,10 +137,11 @@ class Drafts:
         outcome.add(handle, sequence.tokens[first:])
         if i in result.logprobs:
             outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
-        self._count(sequence, num_drafted, num_taken)
+        self._count(sequence, num_drafted, num_taken, outcome)
         return end
 
-    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, outcome: StepOutcome) -> None:
+        outcome.guesses[sequence.request.handle] = num_drafted, num_accepted
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         self.num_drafts += 1
