@@ -18,13 +18,13 @@ import torch
 from tonle.engine.plan import Plan
 from tonle.engine.speculate.draft_cost import DraftCost
 from tonle.engine.speculate.hit_rates import NUM_CLASSES, HitRates, OwnRates
+from tonle.engine.speculate.recent_mean import RecentMean
 from tonle.models.inputs import KVCache, StepInputs
 
 if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
 
 _FIRST_RATE = 0.7  # of guesses that are right, before any was seen
-_KEEP = 0.9  # of what a pass took, with each one
 _MAX_CHUNK = 256  # tokens of sequences that it has to catch up with, in all, per step
 
 
@@ -84,7 +84,7 @@ class DraftModel:
         self._cost = DraftCost(max_rows, max_tokens)
         self._least_chance, self._num_left = 1.0, 0
         self._is_trial = False  # the step that is planned, whose guesses are made to learn from
-        self._pass_s = 0.0  # per token of a pass of single tokens
+        self._pass_s = RecentMean()  # per token of a pass of single tokens
         self._spent_s = 0.0  # in the step that is planned
 
     def begin_step(self, plan: Plan) -> bool:
@@ -92,7 +92,7 @@ class DraftModel:
         if plan.prompts:
             return False
         rows, reads = len(plan.rows), sum(plan.starts)
-        self._least_chance, most, self._is_trial = self._cost.worth(rows, reads, self._pass_s)
+        self._least_chance, most, self._is_trial = self._cost.worth(rows, reads, self._pass_s.value)
         self._num_left = self._max_tokens if most is None else most
         return self._least_chance < 1.0
 
@@ -164,8 +164,7 @@ class DraftModel:
         logits = self._decoder.forward(inputs, self._kv)
         best = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
         if all(len(part.tokens) == 1 for part in parts):
-            token_s = (time.perf_counter() - began) / len(parts)
-            self._pass_s = token_s if not self._pass_s else _KEEP * self._pass_s + (1 - _KEEP) * token_s
+            self._pass_s.add((time.perf_counter() - began) / len(parts))
         drawn = dict(zip(order, best, strict=True))
         return [drawn[n] for n in range(len(parts))]
 

@@ -88,11 +88,20 @@ def test_it_does_not_where_its_own_passes_take_longer_than_they_bring(clock: Clo
     assert served.run(100) < 20
 
 
-def test_one_pass_that_was_held_up_does_not_end_it(clock: Clock) -> None:
+def test_passes_of_one_step_that_were_held_up_do_not_end_it(clock: Clock) -> None:
     served = Served(clock)
     served.run(50)
     clock.pass_s = 5.0
     served.run(1)
+    clock.pass_s = 0.001
+    assert served.run(100) > 200
+
+
+def test_where_its_passes_became_slow_it_is_tried_again(clock: Clock) -> None:
+    served = Served(clock)
+    served.run(50)
+    clock.pass_s = 0.05
+    served.run(50)
     clock.pass_s = 0.001
     assert served.run(100) < 20, "it seems not to pay"
     served.run(128 * 60)
