@@ -168,6 +168,10 @@ class Drafts:
         num_accepted, self._accepted_before = self.num_accepted - self._accepted_before, self.num_accepted
         self._drafter.step_ended(plan, notes.turn_s if is_turn else notes.step_s, num_accepted)
 
+    def forget_texts(self) -> None:
+        """Of requests that have ended: guesses do not come from them any more."""
+        self._drafter.forget_texts()
+
     def release_memory(self) -> None:
         self._drafter.release_memory()
 

@@ -30,6 +30,9 @@ class Drafter(Protocol):
     def ended(self, sequence: Sequence) -> None:
         """It gets no more tokens."""
 
+    def forget_texts(self) -> None:
+        """Of requests that have ended."""
+
     def release_memory(self) -> None:
         """Nothing runs: what can be computed again need not be kept."""
 
@@ -80,6 +83,13 @@ class GuardedDrafter:
         try:
             if self.drafter is not None:
                 self.drafter.ended(sequence)
+        except Exception:
+            self._stop()
+
+    def forget_texts(self) -> None:
+        try:
+            if self.drafter is not None:
+                self.drafter.forget_texts()
         except Exception:
             self._stop()
 

@@ -211,6 +211,9 @@ class DraftModel:
     def ended(self, sequence: Sequence) -> None:
         sequence.own_text = None
 
+    def forget_texts(self) -> None:
+        """It keeps none."""
+
     def release_memory(self) -> None:
         self._kv.release_memory()
 

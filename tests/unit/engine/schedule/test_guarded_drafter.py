@@ -51,6 +51,9 @@ class Breaking(AheadOracle):
     def ended(self, sequence: Sequence) -> None:
         self._call("ended")
 
+    def forget_texts(self) -> None:
+        self._call("forget_texts")
+
     def release_memory(self) -> None:
         self._call("release_memory")
 
@@ -99,8 +102,9 @@ def test_answers_are_those_without_guesses(
     assert said.exc_info is not None and f"broken in {place}" in str(said.exc_info[1])
 
 
-def test_memory_is_released_all_the_same(model: Any, plain: list[list[int]]) -> None:
-    driver = engine(model, drafter=Breaking("release_memory", 1, {}))
+@pytest.mark.parametrize("place", ["forget_texts", "release_memory"])
+def test_memory_is_released_all_the_same(model: Any, plain: list[list[int]], place: str) -> None:
+    driver = engine(model, drafter=Breaking(place, 1, {}))
     driver.mailbox.put(ReleaseMemory())
     assert driver.generate(PROMPTS, ASKED) == plain
 
