@@ -10,7 +10,7 @@ from tests.fakes.checkpoints import tiny_model
 from tests.fakes.driver import Driver
 from tests.fakes.guesses import Oracle
 from tonle.config.engine import EngineConfig
-from tonle.engine.messages import DropCache, ReleaseMemory
+from tonle.engine.messages import DropCache, ReleaseMemory, Submit
 from tonle.engine.plan import Plan
 from tonle.engine.request import GenerationConfig
 from tonle.engine.schedule import Drafts, Sequence
@@ -88,3 +88,19 @@ def test_log_probabilities_end_where_the_answer_ends(model: Any) -> None:
         assert told == answer
         num_accepted += drafts.num_accepted
     assert num_accepted > 30
+
+
+def test_what_is_known_for_guesses_is_not_held_while_a_sequence_waits(model: Any) -> None:
+    """Any number may wait, and the index of a text takes a hundred times the memory of the text."""
+    block = 16 * 2 * 2 * 2 * 16 * 4
+    driver = engine(model, memory_pool_size=9 * block)  # one sequence fits, three do not
+    scheduler = driver.loop._scheduler
+    driver.mailbox.put(Submit([driver.ask([5 + n, 6, 7] * 6, LONG) for n in range(3)]))
+    num_waited = 0
+    driver.loop.step()
+    while not scheduler.idle:
+        driver.loop.step()
+        waiting = [scheduler.waiting._waiting.get(handle) for handle in (1, 2, 3)]
+        assert all(each is None or each.own_text is None for each in waiting)
+        num_waited += sum(each is not None and each.num_output > 0 for each in waiting)
+    assert scheduler.num_preemptions > 0 and num_waited > 0
