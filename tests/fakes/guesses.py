@@ -22,6 +22,9 @@ class Oracle:
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self._propose(sequence, most) for sequence, most in wanted]
 
+    def forget_texts(self) -> None:
+        pass
+
     def release_memory(self) -> None:
         pass
 

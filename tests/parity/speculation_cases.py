@@ -172,6 +172,9 @@ class Cases:
             driver.loop._adapters.close()
         stats = driver.steps[-1].stats
         assert oracle is None or oracle.num_right == stats.accepted_tokens, "what it is told of its guesses"
+        told = [sum(getattr(each, name) for each in generations) for name in ("draft_tokens", "accepted_tokens")]
+        if not lag:  # else steps are under way when a request is cancelled
+            assert told == [stats.draft_tokens, stats.accepted_tokens], "whatever ended the answers"
         bound = [1 + i for i, (_, request, _) in enumerate(asked) if request.structured is not None or request.thinking]
         spent = {handle: each for step in driver.steps for handle, each in step.spent.items()}
         return Round(

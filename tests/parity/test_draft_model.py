@@ -12,6 +12,7 @@ from tests.fakes.checkpoints import save_folder
 from tests.fakes.driver import Driver
 from tonle.config.engine import EngineConfig
 from tonle.engine.request import GenerationConfig
+from tonle.engine.speculate.draft_cost import Worth
 from tonle.errors import ConfigError
 from tonle.models.source import resolve
 
@@ -61,6 +62,31 @@ def test_sequences_that_are_preempted_are_followed_again(folders: dict[str, Path
     tight = engine(folders, speculation_model=str(folders["large"]), memory_pool_size=2 * 9 * block)
     assert answers(tight, config) == answers(plain, config)
     assert tight.stats.num_preemptions > 0 and tight.stats.accepted_tokens == tight.stats.draft_tokens > 0
+
+
+@pytest.mark.parametrize(("size", "draft_size"), [(336, 320), (320, 336)])
+def test_vocabularies_may_be_padded_to_different_sizes(tmp_path: Path, size: int, draft_size: int) -> None:
+    """As those of Qwen2.5 are: ids beyond those of the tokenizer come in prompts and answers, and in guesses."""
+    folders = {"large": tmp_path / "large", "small": tmp_path / "small"}
+    for seed, (path, count) in enumerate(zip(folders.values(), (size, draft_size), strict=True)):
+        save_folder("llama", path, seed=seed, vocab_size=count)
+    last = size - 1
+    biased = {last: 12.0} if size > draft_size else {}
+    config = GenerationConfig(max_length=30, do_sample=False, early_stopping=False, logit_bias=biased)
+    plain = engine(folders, speculation="off")
+    guessed = engine(folders, speculation_model=str(folders["small"]), speculation_length=4)
+    _always_guess(guessed)
+    prompts = [[5, 9, last, 40], [7, 8, 9] * 6, [last] * 5]
+    found = guessed.generate(prompts, config)
+    assert found == plain.generate(prompts, config)
+    assert guessed.stats.draft_tokens > 20 and (not biased or any(last in answer for answer in found))
+
+
+def _always_guess(driver: Driver) -> None:
+    """In each step, whatever it costs."""
+    drafts = driver.loop._scheduler.drafts
+    assert drafts is not None
+    drafts._drafter.drafter._cost.worth = lambda *args: Worth(0.0, None, False)  # type: ignore[union-attr]
 
 
 def test_both_caches_share_the_memory(folders: dict[str, Path]) -> None:

@@ -324,6 +324,9 @@ class Front:
         for handle, kept in step.kept.items():
             if handle in self._live:
                 self._live[handle].generation.kept = kept
+        for handle, (drafted, accepted) in step.guesses.items():
+            if handle in self._live:
+                self._live[handle].generation.add_guesses(drafted, accepted)
         for handle, spent in step.spent.items():
             if handle in self._live:
                 self._live[handle].generation.add_spent(spent)

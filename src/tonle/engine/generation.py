@@ -39,7 +39,8 @@ class Generation:
         self.timings = Timings(arrived_s)
         # Where its time went, of its slowest continuation; None until one has ended in the engine.
         self.spent: TimeSpent | None = None
-        # Of all continuations that have ended in the engine: guesses that steps computed, and those that were right.
+        # Of all continuations: guesses that steps checked, and those that were right. Counted step by step, as answers that are
+        # cancelled, or end at a stop string, do not end in the engine.
         self.draft_tokens = self.accepted_tokens = 0
         # Complete when the first delta arrives; nothing stands before the first token, so it has none.
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
@@ -149,10 +150,13 @@ class Generation:
         if self._listener is None or self._left == 0:
             self.wake()
 
+    def add_guesses(self, drafted: int, accepted: int) -> None:
+        """A step has checked them."""
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+
     def add_spent(self, spent: TimeSpent) -> None:
         """One of its continuations has ended in the engine."""
-        self.draft_tokens += spent.draft_tokens
-        self.accepted_tokens += spent.accepted_tokens
         if self.spent is None or spent.total_s > self.spent.total_s:
             self.spent = spent
 

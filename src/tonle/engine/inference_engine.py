@@ -255,7 +255,8 @@ class InferenceEngine(EngineAdapters, EngineEmbeddings, EngineSleep):
         return self._stats.snapshot(self._status, self._front)
 
     def optimize_memory(self) -> None:
-        """Forget the cached blocks that no running request holds, at the next step, and return unused memory now."""
+        """Forget recent answers and the cached blocks that no running request holds, at the next step. Return unused memory
+        now."""
         if self._mailbox is not None:
             self._mailbox.put(DropCache())
         give_back()

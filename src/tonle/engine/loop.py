@@ -170,9 +170,11 @@ class Loop:
                         self._cancel(handle)
                 case DropCache():
                     self._scheduler.pool.drop_idle()
+                    self._forget_texts()
                     self._outside.clear()
                 case ReleaseMemory():
                     self._scheduler.recompute()
+                    self._forget_texts()
                     self._outside.release_memory()
                     if not self._scheduler.pool.num_held:  # else another engine may still fetch what is there
                         self._runner.release_memory()
@@ -191,6 +193,10 @@ class Loop:
             self._take_adapters(self._adapters)
         compiled = self._compiling and self._take_compiled()
         return bool(mail or compiled)
+
+    def _forget_texts(self) -> None:
+        if self._scheduler.drafts is not None:
+            self._scheduler.drafts.forget_texts()
 
     def _submit(self, request: Request) -> None:
         if (why := self._scheduler.refusal(request)) is not None:
@@ -369,6 +375,7 @@ class Loop:
                 embeddings=outcome.embeddings,
                 kept=outcome.kept,
                 spent=outcome.spent,
+                guesses=outcome.guesses,
                 stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
             )
         )

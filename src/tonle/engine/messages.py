@@ -19,12 +19,12 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
 
 
 class DropCache(msgspec.Struct, tag="drop_cache", array_like=True):
-    """Forget every idle cached block."""
+    """Forget every idle cached block, and the recent answers that guesses come from."""
 
 
 class ReleaseMemory(msgspec.Struct, tag="release_memory", array_like=True):
-    """Forget every cached block, and give the memory of all blocks back to the system until they are used again. Comes when
-    nothing is under way."""
+    """Forget every cached block and all recent answers, and give the memory of all blocks back to the system until they are used
+    again. Comes when nothing is under way."""
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
@@ -196,6 +196,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     embeddings: dict[int, bytes] = {}  # handle -> float32 of its embedding, little-endian; it is among `finished`
     kept: dict[int, KeptBlocks] = {}  # handle -> where its blocks are; of those among `finished`
     spent: dict[int, TimeSpent] = {}  # handle -> where its time went; of those among `finished`
+    guesses: dict[int, tuple[int, int]] = {}  # handle -> guesses that were checked for it, how many of them were right
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 

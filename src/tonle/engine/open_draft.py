@@ -59,6 +59,7 @@ class OpenDraft:
             max_length=length,
             context_length=spec.max_positions,
             vocab_size=vocab_size,
+            own_vocab_size=spec.vocab_size,
         )
 
 

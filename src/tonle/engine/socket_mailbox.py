@@ -228,7 +228,7 @@ def split(step: Step) -> dict[int, Step]:
         own.counts.append(count)
         own.tokens += step.tokens[offset : offset + count]
         offset += count
-    for name in ("finished", "refused", "started", "logprobs", "prompt_logprobs", "embeddings", "kept"):
+    for name in ("finished", "refused", "started", "logprobs", "prompt_logprobs", "embeddings", "kept", "guesses"):
         for handle, value in getattr(step, name).items():
             getattr(part(handle), name)[handle & _MASK] = value
     for handle, spent in step.spent.items():
@@ -237,7 +237,7 @@ def split(step: Step) -> dict[int, Step]:
 
 
 def _empty(stats: LoopStats) -> Step:
-    return Step([], [], [], {}, {}, {}, {}, {}, {}, {}, {}, stats)
+    return Step([], [], [], {}, {}, {}, {}, {}, {}, {}, {}, {}, stats)
 
 
 def _as_told_to(number: int, spent: TimeSpent) -> TimeSpent:

@@ -11,7 +11,9 @@ from tests.fakes.checkpoints import tiny_model
 from tests.fakes.driver import Driver
 from tonle.config.engine import EngineConfig
 from tonle.engine import GenerationConfig, InferenceEngine
+from tonle.engine.best_of import BestOf
 from tonle.engine.messages import Submit
+from tonle.engine.request import Delta, TokenLogprob
 from tonle.errors import InvalidRequest
 
 SAMPLED = GenerationConfig(max_length=8, temperature=1.0, seed=3, early_stopping=False)
@@ -44,6 +46,15 @@ def test_the_best_of_several_are_those_that_sorting_all_of_them_gives(model: Any
         one = run(best_of=6)
         assert one.output_ids == best.output_ids[:1] and one.logprobs is None
         assert run(n=2, best_of=2).output_ids == every.output_ids[:2], "as they come, if all are returned"
+
+
+def test_the_mean_decides_and_not_the_sum() -> None:
+    """Of answers of different lengths: the sum would prefer short ones."""
+    best_of = BestOf(GenerationConfig(n=2, best_of=4))
+    for index, (length, mean) in enumerate([(2, -1.0), (8, -0.5), (1, -1.5), (5, -0.7)]):
+        records = [TokenLogprob(7, mean + (0.1 if n % 2 else -0.1) * (length > 1), []) for n in range(length)]
+        chosen = best_of.add(Delta(index, "x" * length, [7] * length, records, finish_reason="stop"))
+    assert [delta.text for delta in chosen] == ["x" * 8, "x" * 5]
 
 
 @pytest.mark.parametrize(("config", "words"), [

@@ -169,6 +169,22 @@ def test_a_generation_is_told_where_the_time_of_its_slowest_continuation_went() 
     assert generation.spent is slow and engine.front.num_live == 0
 
 
+@pytest.mark.parametrize("how", ["stop string", "cancelled", "length"])
+def test_a_generation_is_told_of_all_its_guesses_however_it_ends(how: str) -> None:
+    engine = Engine()
+    stop = Text.from_live(tiny_tokenizer()).stream([]).push(TOKENS[2:3]) if how == "stop string" else "not there"
+    generation = engine.submit(GenerationConfig(max_tokens=9, stop=[stop]))
+    counts = [(0, 0), (7, 1), (5, 2)]
+    for place, (drafted, accepted) in enumerate(counts):
+        guesses = {1: (drafted, accepted), 99: (50, 50)} if drafted else {}
+        ends = {1: ("length", None)} if how == "length" and place == 2 else {}
+        engine.front.deliver(Step([1], [1], [TOKENS[place]], ends, guesses=guesses))
+    if how == "cancelled":
+        generation.cancel()
+    assert engine.front.num_live == 0
+    assert (generation.draft_tokens, generation.accepted_tokens) == (12, 3)
+
+
 def test_the_latest_requests_are_known_by_their_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "_MAX_NAMES", 3)
     front = Engine().front

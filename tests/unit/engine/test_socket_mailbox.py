@@ -340,3 +340,8 @@ def test_what_was_held_back_arrives_in_order(engine: Engine) -> None:
 
 def test_a_step_without_requests_has_no_parts() -> None:
     assert split(Step([], [], [], stats=IDLE)) == {}
+
+
+def test_each_front_is_told_of_its_own_guesses() -> None:
+    step = Step([(2 << 40) | 5], [1], [11], guesses={(2 << 40) | 5: (7, 3), (3 << 40) | 5: (1, 0)}, stats=IDLE)
+    assert {number: part.guesses for number, part in split(step).items()} == {2: {5: (7, 3)}, 3: {5: (1, 0)}}

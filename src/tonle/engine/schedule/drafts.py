@@ -10,13 +10,13 @@ Does not: guess, or say what pays (a `Drafter` does).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from tonle.config.engine import MAX_DRAFT
 from tonle.engine.plan import Plan, StepResult, num_equal
 from tonle.engine.request import ResolvedConfig
 from tonle.engine.schedule.bound import ending, push
 from tonle.engine.schedule.bound_drafts import peek_forced
+from tonle.engine.schedule.guarded_drafter import AheadDrafter, Drafter, GuardedDrafter
 from tonle.engine.schedule.outcome import Ending, StepOutcome
 from tonle.engine.schedule.sequence import Sequence
 from tonle.engine.schedule.step_notes import StepNotes
@@ -24,37 +24,6 @@ from tonle.engine.schedule.step_notes import StepNotes
 # A sequence, a number of draft tokens, the plan: how many of them have room.
 Grow = Callable[[Sequence, int, Plan], int]
 MayCheck = Callable[[ResolvedConfig], bool]
-
-
-class Drafter(Protocol):
-    """Guesses what comes next, as far as it pays."""
-
-    def begin_step(self, plan: Plan) -> bool:
-        """This step is to be computed. Whether drafts may pay in it; if not, nothing is asked about its sequences."""
-
-    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """For each sequence, at most so many tokens that may follow its `tokens`."""
-
-    def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
-        """A step has been computed, and so many of its guesses were right."""
-
-    def ended(self, sequence: Sequence) -> None:
-        """It gets no more tokens."""
-
-    def release_memory(self) -> None:
-        """Nothing runs: what can be computed again need not be kept."""
-
-
-class AheadDrafter(Drafter, Protocol):
-    """For a runner that launches a step before the one ahead of it is read. Of a sequence in two steps no one knows the last
-    token, so none can be guessed after it: it has to wait for a step to be read first, which costs it a step."""
-
-    def choose(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Of the sequences of a step, those to be looked at now."""
-
-    def look_ahead(self, sequences: list[Sequence], num_rows: int) -> list[Sequence]:
-        """A step of `num_rows` sequences was read, and these are in the next one already. Those that should wait for that, and
-        not go into a third: guesses are expected to bring more."""
 
 
 class Drafts:
@@ -77,16 +46,11 @@ class Drafts:
         self.accepted_at = [0] * max_draft  # by their place among the guesses of a step
         self.some_wait = False  # of the sequences that run, perhaps
         self._accepted_before = 0  # when the last step ended
-        self._drafter = drafter
+        self._drafter = GuardedDrafter(drafter, ahead)
         self._max_draft = max_draft
-        self._ahead = ahead
+        self.are_ahead = ahead is not None  # steps are launched before the one ahead of them is read
         self._may_check = may_check
         self._max_entries = max_entries
-
-    @property
-    def are_ahead(self) -> bool:
-        """Steps are launched before the one ahead of them is read."""
-        return self._ahead is not None
 
     def add(self, plan: Plan, budget: int, grow: Grow) -> None:
         """Guesses for the sequences of the plan that decode: at most `budget` tokens."""
@@ -94,7 +58,7 @@ class Drafts:
             return
         if self._max_entries is not None:
             budget = min(budget, self._max_entries - len(plan.rows))
-        if self._ahead is not None and (budget <= 0 or plan.chunks.count(None) == len(plan.chunks)):
+        if self.are_ahead and (budget <= 0 or plan.chunks.count(None) == len(plan.chunks)):
             return  # no last token is known
         may_pay = self._drafter.begin_step(plan)
         if not may_pay and not plan.bound:
@@ -115,7 +79,7 @@ class Drafts:
                 assert chunk is not None
                 plan.chunks[i] = chunk + guesses[:count]
                 plan.drafts[i] = count
-                plan.sequences[i].waits = self.some_wait = self._ahead is not None
+                plan.sequences[i].waits = self.some_wait = self.are_ahead
                 budget -= count
 
     def _candidates(self, plan: Plan, budget: int) -> Iterator[tuple[int, int]]:
@@ -125,7 +89,7 @@ class Drafts:
             chunk = plan.chunks[i]
             if chunk is None or not plan.samples[i] or i in prompts or not self._may_draft(sequence):
                 continue
-            if self._ahead is not None and len(chunk) > 1:
+            if self.are_ahead and len(chunk) > 1:
                 continue  # computed again after it was preempted
             # One token at least is drawn without a guess, and may be the last.
             most = min(self._max_draft, budget, sequence.max_tokens - len(sequence.tokens) - 1)
@@ -153,7 +117,7 @@ class Drafts:
         num_taken = len(sequence.tokens) - 1 - place - num_forced
         if i in result.logprobs:
             outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
-        self._count(sequence, max(num_taken, len(guesses) - num_forced), num_taken)
+        self._count(sequence, max(num_taken, len(guesses) - num_forced), num_taken, outcome)
         return ends
 
     def take(
@@ -173,10 +137,11 @@ class Drafts:
         outcome.add(handle, sequence.tokens[first:])
         if i in result.logprobs:
             outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
-        self._count(sequence, num_drafted, num_taken)
+        self._count(sequence, num_drafted, num_taken, outcome)
         return end
 
-    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, outcome: StepOutcome) -> None:
+        outcome.guesses[sequence.request.handle] = num_drafted, num_accepted
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         self.num_drafts += 1
@@ -187,10 +152,9 @@ class Drafts:
 
     def look_ahead(self, plan: Plan) -> None:
         """The step was committed, and the next one is under way."""
-        assert self._ahead is not None
-        chosen = [s for s in self._ahead.choose(plan.sequences) if s.num_pending and self._may_draft(s)]
+        chosen = [s for s in self._drafter.choose(plan.sequences) if s.num_pending and self._may_draft(s)]
         if chosen:
-            for sequence in self._ahead.look_ahead(chosen, len(plan.rows)):
+            for sequence in self._drafter.look_ahead(chosen, len(plan.rows)):
                 sequence.waits = self.some_wait = True
 
     def all_wait(self, running: list[Sequence]) -> bool:
@@ -200,9 +164,13 @@ class Drafts:
 
     def step_ended(self, plan: Plan, notes: StepNotes) -> None:
         """The step was committed."""
-        is_turn = self._ahead is not None and bool(plan.drafts)  # the device may have waited for the host before it
+        is_turn = self.are_ahead and bool(plan.drafts)  # the device may have waited for the host before it
         num_accepted, self._accepted_before = self.num_accepted - self._accepted_before, self.num_accepted
         self._drafter.step_ended(plan, notes.turn_s if is_turn else notes.step_s, num_accepted)
+
+    def forget_texts(self) -> None:
+        """Of requests that have ended: guesses do not come from them any more."""
+        self._drafter.forget_texts()
 
     def release_memory(self) -> None:
         self._drafter.release_memory()
@@ -212,7 +180,7 @@ class Drafts:
             self._drafter.ended(sequence)
 
     def _may_draft(self, sequence: Sequence) -> bool:
-        if self._ahead is not None and (sequence.constraint is not None or sequence.done or sequence.row is None):
+        if self.are_ahead and (sequence.constraint is not None or sequence.done or sequence.row is None):
             return False
         return _takes_guesses(sequence) and (self._may_check is None or self._may_check(sequence.request.config))
 

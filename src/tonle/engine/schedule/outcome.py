@@ -22,6 +22,8 @@ class StepOutcome:
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     spent: dict[int, TimeSpent] = field(default_factory=dict)  # of those that ended
+    # Handle -> guesses that the step checked for it, and how many of them were right
+    guesses: dict[int, tuple[int, int]] = field(default_factory=dict)
     # Those that ended and whose blocks are kept for another engine: the scheduler has the blocks, the loop tells where.
     leased: list[Request] = field(default_factory=list)
     kept: dict[int, KeptBlocks] = field(default_factory=dict)

@@ -171,6 +171,7 @@ class Places:
         """It holds nothing any more, and waits."""
         del self.running[sequence.request.handle]
         self._vacate(sequence)
+        sequence.own_text = None  # any number may wait, and it is made again
         self.waiting.push(sequence)
         if sequence.notes is not None:
             sequence.notes.lose_row()

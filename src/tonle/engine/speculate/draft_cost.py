@@ -49,12 +49,16 @@ class DraftCost:
         trial = Worth(_TRIAL_CHANCE, 4 + rows // 4, is_trial=True)
         if self._cost.num_prompt_steps < _NUM_TRIALS:
             return trial
-        token_s = self._cost.expected_s(Work(rows, 0, reads)) / rows  # what a token is worth
+        token_s = self.token_s(rows, reads)
         least = 1.0
         if token_s > 0:
             least = max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s / token_s) + making_s / token_s
         is_trial = self._num_without >= _TRIAL_EVERY
         return trial if is_trial and least > _TRIAL_CHANCE else Worth(least, None, is_trial)
+
+    def token_s(self, rows: int, reads: int) -> float:
+        """What a token is worth: seconds that steps without guesses take for one. 0: not known."""
+        return self._cost.expected_s(Work(rows, 0, reads)) / rows
 
     def learn(self, plan: Plan, seconds: float) -> None:
         """A step without prompts."""

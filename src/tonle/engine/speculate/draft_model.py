@@ -18,14 +18,16 @@ import torch
 from tonle.engine.plan import Plan
 from tonle.engine.speculate.draft_cost import DraftCost
 from tonle.engine.speculate.hit_rates import NUM_CLASSES, HitRates, OwnRates
+from tonle.engine.speculate.recent_mean import RecentMean
 from tonle.models.inputs import KVCache, StepInputs
 
 if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
 
 _FIRST_RATE = 0.7  # of guesses that are right, before any was seen
-_KEEP = 0.9  # of what a pass took, with each one
 _MAX_CHUNK = 256  # tokens of sequences that it has to catch up with, in all, per step
+_MEASURED = 64  # a pass of so many tokens tells what one of them takes
+_TRIAL_SHARE = 1 / 16  # of the time since the last guesses, that catching up may take to try guesses again
 
 
 class DraftDecoder(Protocol):
@@ -68,56 +70,48 @@ class DraftModel:
 
     def __init__(
         self, decoder: DraftDecoder, kv: KVCache, *, num_blocks: int, max_rows: int, max_tokens: int, max_length: int,
-        context_length: int, vocab_size: int,
+        context_length: int, vocab_size: int, own_vocab_size: int,
     ) -> None:  # fmt: skip
         """`num_blocks`: of the engine's cache. `max_length`: guesses for one sequence in a step. `vocab_size`: of the model whose
-        tokens are guessed. `context_length`: tokens that the decoder can follow."""
+        tokens are guessed. `own_vocab_size`: of the decoder. `context_length`: tokens that the decoder can follow."""
         self._decoder = decoder
         self._kv = kv
         self._num_blocks = num_blocks
         self._num_own = own_blocks(max_length, kv.block_size)
         self._context_length = context_length
         self._vocab_size = vocab_size
+        self._own_vocab_size = own_vocab_size
         self._max_tokens = max_tokens
         self._rates = HitRates((_FIRST_RATE,) * NUM_CLASSES)
         self._cost = DraftCost(max_rows, max_tokens)
         self._least_chance, self._num_left = 1.0, 0
         self._is_trial = False  # the step that is planned, whose guesses are made to learn from
-        self._pass_s = 0.0  # per token of a pass of single tokens
+        self._pass_s = RecentMean()  # per token of a pass of single tokens
+        self._catch_up_s = RecentMean()  # per token of a pass of many
+        self._token_s = 0.0  # what a token is worth in the step that is planned
         self._spent_s = 0.0  # in the step that is planned
+        self._without_s = 0.0  # since the last step with guesses
 
     def begin_step(self, plan: Plan) -> bool:
         self._spent_s = 0.0
         if plan.prompts:
             return False
         rows, reads = len(plan.rows), sum(plan.starts)
-        self._least_chance, most, self._is_trial = self._cost.worth(rows, reads, self._pass_s)
+        self._least_chance, most, self._is_trial = self._cost.worth(rows, reads, self._pass_s.value)
         self._num_left = self._max_tokens if most is None else most
+        self._token_s = self._cost.token_s(rows, reads)
         return self._least_chance < 1.0
 
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         began = time.perf_counter()
         found: list[list[int]] = [[] for _ in wanted]
-        counts, parts, owns = {}, {}, {}
-        left = _MAX_CHUNK
-        for n, (sequence, most) in enumerate(wanted):
-            own = owns[n] = self._follow(sequence)
-            count = min(self._num_to_guess(own, most), self._context_length - len(sequence.tokens))
-            if count <= 0 or left == 0:
-                continue
-            start = own.num_computed = min(own.num_computed, len(sequence.tokens) - 1)
-            tokens = sequence.tokens[start : start + left]
-            left -= len(tokens)
-            parts[n] = _Part(tokens, start, self._table(sequence))
-            own.num_computed += len(tokens)
-            if own.num_computed == len(sequence.tokens):  # else it catches up in the next steps
-                counts[n] = count
-                self._num_left -= count
+        owns = [self._follow(sequence) for sequence, _ in wanted]
+        parts, counts = self._first_parts(wanted, owns)
         while parts:
             drawn = self._pass(list(parts.values()))
             following = {}
             for (n, part), token in zip(parts.items(), drawn, strict=True):
-                if n in counts and token < self._vocab_size:
+                if n in counts:
                     found[n].append(token)
                     if len(found[n]) < counts[n]:
                         following[n] = _Part([token], part.start + len(part.tokens), part.table)
@@ -127,6 +121,33 @@ class DraftModel:
         self._spent_s += time.perf_counter() - began
         return found
 
+    def _first_parts(
+        self, wanted: list[tuple[Sequence, int]], owns: list[Followed]
+    ) -> tuple[dict[int, _Part], dict[int, int]]:
+        """By place in `wanted`: what is computed of each first, and of those that are computed up to their last token then, how
+        many guesses are made."""
+        parts: dict[int, _Part] = {}
+        counts: dict[int, int] = {}
+        left = _MAX_CHUNK
+        # Those with the fewest tokens to compute come first: one that has to catch up with a long prompt holds up no other.
+        for n in sorted(range(len(wanted)), key=lambda n: len(wanted[n][0].tokens) - owns[n].num_computed):
+            (sequence, most), own = wanted[n], owns[n]
+            start = own.num_computed
+            behind = len(sequence.tokens) - 1 - start
+            num_remaining = sequence.max_tokens - len(sequence.tokens) - behind // _MAX_CHUNK
+            count, saved_s = self._num_to_guess(own, most, num_remaining)
+            count = min(count, num_remaining, self._context_length - len(sequence.tokens))
+            if count <= 0 or left == 0 or not self._may_catch_up(behind, saved_s):
+                continue
+            tokens = sequence.tokens[start : start + left]
+            left -= len(tokens)
+            parts[n] = _Part(tokens, start, self._table(sequence))
+            own.num_computed += len(tokens)
+            if own.num_computed == len(sequence.tokens):  # else it catches up in the next steps
+                counts[n] = count
+                self._num_left -= count
+        return parts, counts
+
     def _follow(self, sequence: Sequence) -> Followed:
         own: Followed | None = sequence.own_text
         if own is None:
@@ -135,17 +156,29 @@ class DraftModel:
             own.learn(sequence.tokens)
         if own.blocks is not sequence.blocks:
             own.blocks, own.num_computed = sequence.blocks, 0
+        own.num_computed = min(own.num_computed, len(sequence.tokens) - 1)  # the last one's successor is wanted
         return own
 
-    def _num_to_guess(self, own: Followed, most: int) -> int:
-        count, chance = 0, 1.0
+    def _num_to_guess(self, own: Followed, most: int, num_remaining: int) -> tuple[int, float]:
+        """And the seconds that as many in each step are expected to save, over `num_remaining` tokens."""
+        count, chance, expected, gain = 0, 1.0, 0.0, 0.0
         for place in range(min(most, self._num_left)):
             chance *= own.rates.rate(place)
             if chance < self._least_chance:
                 break
             count += 1
+            expected += chance
+            gain += chance - self._least_chance  # in tokens
+        saved_s = gain * self._token_s * num_remaining / (1 + expected)
         # Only what is guessed is learnt from: without a guess in a trial, bad luck would last.
-        return max(count, int(self._is_trial and min(most, self._num_left) > 0))
+        return max(count, int(self._is_trial and min(most, self._num_left) > 0)), saved_s
+
+    def _may_catch_up(self, num_tokens: int, saved_s: float) -> bool:
+        """Whether to compute so many tokens, for guesses that are expected to save `saved_s`."""
+        takes_s = num_tokens * self._catch_up_s.value
+        if self._is_trial:
+            return num_tokens < _MAX_CHUNK or takes_s <= _TRIAL_SHARE * self._without_s
+        return takes_s <= saved_s
 
     def _table(self, sequence: Sequence) -> list[int]:
         assert sequence.row is not None
@@ -156,20 +189,30 @@ class DraftModel:
         """The most likely token after each part."""
         began = time.perf_counter()
         order = sorted(range(len(parts)), key=lambda n: len(parts[n].tokens) > 1)  # rows with one token come first
-        logits = self._decoder.forward(_inputs([parts[n] for n in order], self._kv.block_size), self._kv)
-        best = logits.argmax(dim=-1).tolist()
-        if all(len(part.tokens) == 1 for part in parts):
-            token_s = (time.perf_counter() - began) / len(parts)
-            self._pass_s = token_s if not self._pass_s else _KEEP * self._pass_s + (1 - _KEEP) * token_s
+        inputs = _inputs([parts[n] for n in order], self._kv.block_size)
+        # Models of one tokenizer may have different numbers of ids beyond its own, as padding. Such a token of the large model
+        # is only context here, and any other one does in its place.
+        inputs.tokens.clamp_(max=self._own_vocab_size - 1)
+        logits = self._decoder.forward(inputs, self._kv)
+        best = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
+        num_tokens = len(inputs.tokens)
+        if num_tokens == len(parts):
+            self._pass_s.add((time.perf_counter() - began) / num_tokens)
+        elif num_tokens >= _MEASURED:
+            self._catch_up_s.add((time.perf_counter() - began) / num_tokens)
         drawn = dict(zip(order, best, strict=True))
         return [drawn[n] for n in range(len(parts))]
 
     def step_ended(self, plan: Plan, seconds: float, num_accepted: int) -> None:
+        self._without_s = 0.0 if plan.drafts else self._without_s + seconds
         if not plan.prompts:
             self._cost.learn(plan, seconds - self._spent_s)
 
     def ended(self, sequence: Sequence) -> None:
         sequence.own_text = None
+
+    def forget_texts(self) -> None:
+        """It keeps none."""
 
     def release_memory(self) -> None:
         self._kv.release_memory()

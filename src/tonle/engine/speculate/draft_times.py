@@ -10,26 +10,29 @@ Does: learn from steps, forget what is old. Does not: read a clock.
 
 from __future__ import annotations
 
+from tonle.engine.speculate.recent_mean import RecentMean
+
 _FIRST = 1.5  # before anything was measured
-_NUM_RECENT = 16  # steps of a kind that count
-_MOST = 3.0  # times the mean: a step that takes longer counts as that
 _SMALLEST = 16  # tokens: smaller steps are padded to that
-_OLD = 1024  # steps after which a factor is tried again
+_HOLDS = 64  # steps that a factor holds for each measurement it is made of, 1024 at most; then it is tried again
 
 
-class _Mean:
-    """Of the most recent."""
+class _Factor(RecentMean):
+    """Where guesses do not pay, nothing more is measured: a single step that was held up must not decide that for long."""
 
-    __slots__ = ("at", "count", "value")
+    __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self.value, self.count, self.at = 0.0, 0, 0
+        super().__init__()
+        self.at = 0  # step of the last measurement
 
-    def add(self, value: float, at: int) -> None:
-        if self.count > 2:
-            value = min(value, _MOST * self.value)
-        self.count = min(self.count + 1, _NUM_RECENT)
-        self.value += (value - self.value) / self.count
+    def holds(self, at: int) -> bool:
+        return at - self.at < _HOLDS * self.count
+
+    def measured(self, value: float, at: int) -> None:
+        if self.count and not self.holds(at):
+            self.value = value  # what was so long ago does not count
+        self.add(value)
         self.at = at
 
 
@@ -43,28 +46,27 @@ def size_class(num_tokens: int) -> int:
 
 class DraftTimes:
     def __init__(self) -> None:
-        self._plain: dict[int, _Mean] = {}  # rows -> seconds of steps without guesses
-        self._factors: dict[tuple[int, int], _Mean] = {}  # bits of rows, size -> times that of steps with guesses
+        self._plain: dict[int, RecentMean] = {}  # rows -> seconds of steps without guesses
+        self._factors: dict[tuple[int, int], _Factor] = {}  # bits of rows, size -> times that of steps with guesses
         self._num_steps = 0
 
     def learn_plain(self, rows: int, seconds: float) -> None:
         self._num_steps += 1
         if seconds > 0:
-            self._plain.setdefault(rows, _Mean()).add(seconds, self._num_steps)
+            self._plain.setdefault(rows, RecentMean()).add(seconds)
 
     def learn_drafted(self, rows: int, num_tokens: int, seconds: float) -> None:
         self._num_steps += 1
         plain_s = self._plain_s(rows)
         if seconds > 0 and plain_s > 0:
             key = rows.bit_length(), size_class(num_tokens)
-            self._factors.setdefault(key, _Mean()).add(seconds / plain_s, self._num_steps)
+            self._factors.setdefault(key, _Factor()).measured(seconds / plain_s, self._num_steps)
 
     def factor(self, rows: int, num_tokens: int) -> float:
         """Times that a step of `rows` sequences takes with guesses, `num_tokens` in all, to one without."""
         bits, size = rows.bit_length(), size_class(num_tokens)
-        known = {
-            s: mean.value for (b, s), mean in self._factors.items() if b == bits and self._num_steps - mean.at < _OLD
-        }
+        now = self._num_steps
+        known = {s: factor.value for (b, s), factor in self._factors.items() if b == bits and factor.holds(now)}
         if size in known:
             return known[size]
         smaller = [value for s, value in known.items() if s < size]

@@ -108,8 +108,11 @@ class Speculator:
     def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         return [self.propose(sequence, most) for sequence, most in wanted]
 
+    def forget_texts(self) -> None:
+        self.answers = RecentAnswers()
+
     def release_memory(self) -> None:
-        """Text that was seen stays of use."""
+        """There is none but that of texts."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         own = self._look(sequence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.engine.speculate.test_speculator import COPIED, sequence
 from tonle.engine.plan import Plan
 from tonle.engine.schedule import Sequence
@@ -104,3 +106,43 @@ def test_times_are_learnt_by_size_and_forgotten() -> None:
     for _ in range(2000):
         times.learn_plain(1, 0.001)
     assert times.factor(1, 16) == 1.5, "long ago"
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3, 8, 40])
+def test_one_step_that_was_held_up_keeps_guesses_off_for_a_while_at_most(num_before: int) -> None:
+    times = DraftTimes()
+    for _ in range(50):
+        times.learn_plain(1, 0.001)
+    for _ in range(num_before):
+        times.learn_drafted(1, 9, 0.0013)
+    times.learn_drafted(1, 9, 0.05)
+    steps = 0
+    while times.factor(1, 9) > 1.55:  # no guesses, so nothing is learnt of them
+        times.learn_plain(1, 0.001)
+        steps += 1
+    assert steps <= 64 * (num_before + 1)
+    times.learn_drafted(1, 9, 0.0013)
+    assert times.factor(1, 9) < 1.6, "one step shows that guesses pay"
+
+
+def test_what_guesses_cost_long_ago_does_not_count() -> None:
+    times = DraftTimes()
+    times.learn_plain(1, 0.001)
+    for _ in range(40):
+        times.learn_drafted(1, 9, 0.02)
+    for _ in range(1024):
+        times.learn_plain(1, 0.001)
+    times.learn_drafted(1, 9, 0.0013)
+    assert round(times.factor(1, 9), 3) == 1.3
+
+
+def test_guesses_that_take_long_are_tried_ever_more_rarely() -> None:
+    times, num_tries = DraftTimes(), 0
+    times.learn_plain(1, 0.001)
+    for _ in range(10_000):
+        if times.factor(1, 9) < 4.0:
+            times.learn_drafted(1, 9, 0.005)
+            num_tries += 1
+        else:
+            times.learn_plain(1, 0.001)
+    assert num_tries < 20
