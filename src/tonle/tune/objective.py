@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from tonle.bench.measure import LevelReport, Spread, spread
-from tonle.bench.slo import Bound, BoundResult, Latencies, Slo, duration_text
+from tonle.bench.slo import MOST_FAILED, Bound, BoundResult, Latencies, Slo, duration_text
 from tonle.errors import ConfigError
 
 Maximize = Literal["goodput", "throughput"]
@@ -20,7 +20,6 @@ Maximize = Literal["goodput", "throughput"]
 # The scale of one number for the optimizer: only its order matters.
 _GROUP = 1e6
 _MISS_WEIGHT = 1e-3
-MOST_FAILED = 0.05  # share of requests: with more, no settings hold an SLO or are worth their throughput
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
