@@ -89,6 +89,30 @@ def test_what_is_no_profile_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
         save_profile(PROFILE, tmp_path / "missing" / "p.json")
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("times", "decode", "sizes"), [], "a curve needs sizes.*times.decode"),
+        (("times", "mixed", "seconds"), [0.1], "one number of seconds for each size.*times.mixed"),
+        (("times", "draw"), {"sizes": [8, 2], "seconds": [0.1, 0.2]}, "sizes of a curve ascend.*times.draw"),
+        (("times", "decode"), {"sizes": [1, 2], "seconds": [-0.1, 0.2]}, "below 0.*times.decode"),
+        (("server", "num_blocks"), 0, "num_blocks"),
+        (("server", "settings"), {"priority_ageing_s": "soon"}, "priority_ageing_s"),
+    ],
+)
+def test_a_profile_with_a_value_that_makes_no_sense_is_refused(
+    tmp_path: Path, place: tuple[str, ...], value: object, said: str
+) -> None:
+    data = inner = msgspec.to_builtins(PROFILE)
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path = tmp_path / "p.json"
+    path.write_bytes(msgspec.json.encode(data))
+    with pytest.raises(ConfigError, match=f"is not a profile of steps.*{said}"):
+        load_profile(str(path))
+
+
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profiles_make_sense(name: str) -> None:
     profile = load_profile(name)
