@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.bench.slo import NO_SLO, Slo
+from tonle.config.serve import SETTINGS
 from tonle.errors import ConfigError
 
 Settings = dict[str, Any]
@@ -129,11 +130,11 @@ class Choice:
     alone: bool = False
 
 
-def choices(
-    kind: ServerKind, facts: DeviceFacts, *, allow: Iterable[str] = (), own: Mapping[str, Sequence[Any]] | None = None
-) -> list[Choice]:
-    """What to search. `own` replaces the values of a knob (none: leave it alone), and for vLLM or another server adds flags."""
-    allow, own = set(allow), dict(own or {})
+def checked_values(
+    kind: ServerKind, own: Mapping[str, Sequence[Any]], allow: Iterable[str] = ()
+) -> dict[str, tuple[Any, ...]]:
+    """The caller's own values as the server's settings read them. Raises `ConfigError`."""
+    allow = set(allow)
     if unknown := sorted(allow - set(ALLOWABLE)):
         raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
     if kind == "tonle" and (unknown := sorted(set(own) - set(BY_NAME))):
@@ -141,16 +142,44 @@ def choices(
             f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}",
             param="values",
         )
+    for name, values in own.items():
+        knob = BY_NAME.get(name)
+        if kind != "other" and values and knob is not None and knob.allow is not None and knob.allow not in allow:
+            raise ConfigError(f"--values {name}: it changes answers slightly; add --allow {knob.allow}", param="values")
+    return {
+        name: tuple(_read_value(name, value) for value in values) if _is_read(kind, name) else tuple(values)
+        for name, values in own.items()
+    }
+
+
+def _is_read(kind: ServerKind, name: str) -> bool:
+    """Whether Tonle knows which values the setting has: vLLM's has the same numbers, but other names of types."""
+    return kind == "tonle" or (kind == "vllm" and name in BY_NAME and BY_NAME[name].simulated)
+
+
+def _read_value(name: str, value: Any) -> Any:
+    try:
+        read = SETTINGS[name].type.read(value)
+    except ValueError as error:
+        raise ConfigError(f"--values {name}: {error}", param="values") from None
+    if read is None:
+        raise ConfigError(f"--values {name}: {value!r} is the default, which is always tried", param="values")
+    return read
+
+
+def choices(
+    kind: ServerKind, facts: DeviceFacts, *, allow: Iterable[str] = (), own: Mapping[str, Sequence[Any]] | None = None
+) -> list[Choice]:
+    """What to search. `own` replaces the values of a knob (none: leave it alone), and for vLLM or another server adds flags."""
+    allow = set(allow)
+    own = checked_values(kind, own or {}, allow)
     found = []
     for knob in KNOBS if kind != "other" else ():
         if kind == "vllm" and knob.vllm_flag is None:
             continue
         table = _VLLM_VALUES.get(knob.name, knob.values) if kind == "vllm" else knob.values
         if knob.allow is not None and knob.allow not in allow:
-            if own.pop(knob.name, None):
-                raise ConfigError(
-                    f"--values {knob.name}: it changes answers slightly; add --allow {knob.allow}", param="values"
-                )
+            own.pop(knob.name, None)
             continue
         values = tuple(own.pop(knob.name)) if knob.name in own else table(facts)
         if values:

@@ -6,6 +6,7 @@ import html.parser
 import math
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePred
 from tonle.bench import BenchOptions
 from tonle.bench.slo import Slo
 from tonle.config.load_settings import load, load_gateway
-from tonle.errors import ConfigError
+from tonle.errors import ConfigError, TonleError
+from tonle.simulate.profile import load_profile
+from tonle.tune import tuning
 from tonle.tune.budget import Budget
 from tonle.tune.objective import Goal
 from tonle.tune.options import TuneOptions
@@ -209,6 +212,21 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),
         ({"allow": ("speculation",)}, "--allow takes kv-dtype, not speculation"),
         ({"goal": Goal(Slo())}, "say what to tune for"),
+        (
+            {"values": {"max_num_seqs": ("a", "b")}},
+            "--values max_num_seqs: must be a whole number, at least 1, not 'a'",
+        ),
+        ({"values": {"max_num_seqs": (0,)}}, "--values max_num_seqs: must be a whole number, at least 1, not 0"),
+        ({"values": {"max_num_batched_tokens": (-5, 64)}}, "--values max_num_batched_tokens: must be"),
+        (
+            {"values": {"max_num_seqs": ("none",)}},
+            "--values max_num_seqs: 'none' is the default, which is always tried",
+        ),
+        ({"values": {"nosuch": (3,)}}, "does not search nosuch"),
+        (
+            {"server": "vllm", "command": "vllm serve x", "values": {"max_num_seqs": ("a",)}},
+            "--values max_num_seqs: must be a whole number",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -216,3 +234,43 @@ def test_options_that_make_no_sense_are_refused(changes: dict[str, object], mess
     with pytest.raises(ConfigError, match=message):
         TuneOptions(**given).validate()  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bench": BenchOptions(replay=Path("/nope"))}, "/nope"),
+        ({"bench": BenchOptions(file=Path("nofile.jsonl"))}, "nofile.jsonl"),
+        ({"profile": "llama-3.2-3b-h200"}, "a profile of NVIDIA H200.*, and this server computes on cpu"),
+    ],
+)
+def test_inputs_that_are_wrong_are_found_before_a_server_is_started(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> Any:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(tuning, "run_profile", started)
+    monkeypatch.setattr(tuning, "_has_gpu", lambda: False)
+    options = TuneOptions(**{"bench": BenchOptions(), "goal": Goal(SLO), "out": tmp_path / "out", **changes})
+    with pytest.raises(TonleError, match=message):
+        run_tune(options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "is_another"),
+    [
+        (None, {}, False),
+        ("/models/SmolLM2-135M-Instruct", {}, False),
+        ("SmolLM2-135M-Instruct.gguf", {}, False),
+        ("org/SmolLM2-135M-Instruct", {}, False),
+        ("org/other", {}, True),
+        (None, {"model": "org/other"}, True),
+    ],
+)
+def test_a_profile_of_another_model_is_noted(model: str | None, config: dict[str, Any], is_another: bool) -> None:  # noqa: FBT001
+    note = tuning.other_model_note(load_profile("smollm2-135m-cpu"), model, config)
+    assert (note is not None) == is_another
+    if note is not None:
+        assert "the profile is of SmolLM2-135M-Instruct, and the model is org/other" in note
