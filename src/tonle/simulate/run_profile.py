@@ -8,6 +8,8 @@ The server, its HTTP process and the client run as they do in a benchmark, so wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import tempfile
 import time
 from bisect import bisect_right
@@ -49,9 +51,9 @@ def run_profile(
     tell: Told | None = None,
 ) -> Profile:
     """Start `tonle serve MODEL FLAGS`, and profile it. `clients`: processes that send; None: as many as suit the device. `keep`:
-    a folder for its log and the step log. Raises `ConfigError`."""
-    with tempfile.TemporaryDirectory(prefix="tonle-profile-") as temporary:
-        folder = Path(temporary) if keep is None else keep
+    a folder for its log and the step log; without one, the log is kept only if the server does not start. Raises `ConfigError`."""
+    with contextlib.ExitStack() as cleanup:
+        folder = _temporary_folder(cleanup) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
         step_log = folder / "steps.jsonl"
         server = ServerProcess.tonle(
@@ -60,11 +62,22 @@ def run_profile(
             log=folder / "server.log",
             on_progress=None if tell is None else lambda s, line: tell(f"starting the server, {s:.0f} s", 0.0),
         )
-        with server:
+        with contextlib.ExitStack() as running:
+            try:
+                running.enter_context(server)
+            except ConfigError:
+                cleanup.pop_all()  # the error names the log, which is to be read then
+                raise
             engine = read_step_log(step_log).engine
             _check_makes_no_guesses(engine, "a server with these flags")  # the last one counts
             loads, slow = _drive_and_watch(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
         return make_profile(read_step_log(step_log), loads, slow)
+
+
+def _temporary_folder(cleanup: contextlib.ExitStack) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tonle-profile-"))
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def profile_running(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,16 @@ def test_steps_of_a_spell_are_left_out_and_their_share_of_the_time_is_told() -> 
     profile = make_profile(StepLogFile(ENGINE, steps, [LoggedRequest(9, 0.5, 0.5, 1.0)]), loads)
     assert profile.left_out == pytest.approx(0.25, abs=0.03)
     assert profile.times.device_s(StepWork(2, 0, 0, 0, 0, 2)) == pytest.approx(0.2, rel=0.02)
+
+
+def test_the_log_of_a_server_that_does_not_start_is_there_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the whole log: ") as raised:
+        run_profile.run_profile(str(tmp_path / "no-such-model"))
+    log = Path(raised.value.message.split("the whole log: ")[1].rstrip(")"))
+    assert log.parent.parent == tmp_path and "no-such-model" in log.read_text()
 
 
 def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:
