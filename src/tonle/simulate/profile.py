@@ -55,6 +55,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerFacts
     times: FittedTimes
     fits: list[Fit] = []
+    notes: list[str] = []  # what its reader should know
     left_out: float = 0.0  # share of the steps' time: spells in which others slowed the machine down (`spells.py`)
 
     def limits(self, **changes: int) -> SchedulerLimits:

@@ -20,8 +20,8 @@ from tonle.bench import Load
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import duration_text
 from tonle.config.load_settings import load
+from tonle.config.serve import SETTINGS
 from tonle.errors import ConfigError
-from tonle.models import default_model
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run_profile import run_profile
 from tonle.simulate.traces import trace_of_workload
@@ -117,7 +117,7 @@ def _device(config: dict[str, Any]) -> str:
 
 def other_model_note(profile: Profile, model: str | None, config: dict[str, Any]) -> str | None:
     """If the profile is of another model than the one that is tuned, as far as names tell."""
-    asked = model or config.get("model") or default_model.NAME
+    asked = model or config.get("model") or SETTINGS["model"].type.show(None)
     name = Path(str(asked)).name
     known = Path(profile.server.model).name
     if known in (name, name.removesuffix(".gguf")):
@@ -138,6 +138,8 @@ def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budg
     profile = _profile(options, launcher, folder, budget, say)
     if options.profile is not None and (note := other_model_note(profile, options.model, config)) is not None:
         _note(folder, say, note)
+    for note in profile.notes:
+        _note(folder, say, f"the profile: {note}")
     facts = DeviceFacts(profile.server.device, cpu_count() or 1, options.goal.slo)
     knobs = choices("tonle", facts, allow=options.allow, own=options.values)
     for note in without_effect(options.allow, knobs):
@@ -249,8 +251,8 @@ def _near_users(knobs: list[Choice], users: int | None) -> list[Settings]:
         wanted = [min(values, key=lambda value: abs(value - share * users)) for share in (0.5, 1.0, 0.25) if values]
         found += [{"max_num_seqs": value} for value in dict.fromkeys(wanted)]
     if "max_num_batched_tokens" in by_name:
-        values = by_name["max_num_batched_tokens"].values
-        found += [{"max_num_batched_tokens": values[0]}, {"max_num_batched_tokens": values[-1]}]
+        tokens = by_name["max_num_batched_tokens"].values
+        found += [{"max_num_batched_tokens": tokens[0]}, {"max_num_batched_tokens": tokens[-1]}]
     return found
 
 

@@ -269,7 +269,7 @@ def test_inputs_that_are_wrong_are_found_before_a_server_is_started(
         (None, {"model": "org/other"}, True),
     ],
 )
-def test_a_profile_of_another_model_is_noted(model: str | None, config: dict[str, Any], is_another: bool) -> None:  # noqa: FBT001
+def test_a_profile_of_another_model_is_noted(model: str | None, config: dict[str, Any], is_another: bool) -> None:
     note = tuning.other_model_note(load_profile("smollm2-135m-cpu"), model, config)
     assert (note is not None) == is_another
     if note is not None:
