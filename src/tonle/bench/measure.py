@@ -240,6 +240,17 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     rtfx: Spread | None = None  # of each request
 
     @property
+    def gpu_use(self) -> float | None:
+        """Mean share of time in which a kernel ran, over all GPUs; None: none was read."""
+        shares = [gpu.utilization for gpu in self.gpus if gpu.utilization is not None]
+        return math.fsum(shares) / len(shares) if shares else None
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Bytes of all GPUs, the most that was seen of each."""
+        return _total(gpu.memory_used for gpu in self.gpus)
+
+    @property
     def holds_slo(self) -> bool:
         """Every bound holds and nearly all requests were answered: bounds on ITL and TPOT count answered ones only."""
         return self.failed <= MOST_FAILED * self.requests and all(result.holds for result in self.slo)

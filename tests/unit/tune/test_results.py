@@ -14,13 +14,14 @@ import yaml
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, inputs, level, report
 from tonle.bench import BenchOptions
+from tonle.bench.measure import GpuReport
 from tonle.bench.slo import Slo
 from tonle.config.load_settings import load, load_gateway
 from tonle.errors import ConfigError, TonleError
 from tonle.simulate.profile import load_profile
 from tonle.tune import tuning
 from tonle.tune.budget import Budget
-from tonle.tune.objective import Goal
+from tonle.tune.objective import Goal, outcome_of
 from tonle.tune.options import TuneOptions
 from tonle.tune.page import render_page
 from tonle.tune.results import TuneResult, headline, short_reason, summary, write_results
@@ -109,6 +110,21 @@ def test_a_result_is_read_back_and_told_in_words(result: TuneResult, tmp_path: P
     assert headline(kept).startswith("Keep the default settings. The best others found, max_num_seqs 12")
     write_results(kept, tmp_path, {})
     assert load({}, file=tmp_path / "best.yaml", environ={}).max_num_seqs is None
+
+
+def test_use_and_memory_of_gpus_are_told_where_they_were_read(result: TuneResult) -> None:
+    assert "GPU" not in summary(result) and "GPU" not in render_page(result)
+    first = result.candidates[0]
+    made = report(level(first.settings))
+    gpus = [GpuReport(name="G", utilization=0.83, memory_used=61 * 2**30, memory_total=80 * 2**30)]
+    measured = outcome_of([msgspec.structs.replace(made.levels[0], gpus=gpus)], SLO)
+    with_gpu = msgspec.structs.replace(
+        result, candidates=[msgspec.structs.replace(first, measured=measured), *result.candidates[1:]]
+    )
+    assert "GPU 83.0 % busy, 61.0 GiB" in summary(with_gpu)
+    page = render_page(with_gpu)
+    for text in ("GPU busy", "GPU memory", "83.0 %", "61.0 GiB"):
+        assert text in page, text
 
 
 class Tags(html.parser.HTMLParser):
