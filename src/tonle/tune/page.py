@@ -10,7 +10,7 @@ from tonle.bench.numbers import bytes_text, change_text, clock_text, ms_text, ra
 from tonle.tune.objective import Goal, Outcome
 from tonle.tune.picture import front_picture, legend
 from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known, short_reason
-from tonle.tune.space import BY_NAME, changed_answers, describe
+from tonle.tune.space import describe, notes_of_answers
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --faint: #69748a; --line: #dde2ea; --page: #fff;
@@ -156,8 +156,4 @@ def _correction(result: TuneResult) -> Html:
 
 
 def _notes(result: TuneResult) -> list[str]:
-    changed = changed_answers(result.settings)
-    return [
-        *result.notes,
-        *(f"{name}: {BY_NAME[name].purpose}; answers differ slightly from the default's" for name in changed),
-    ]
+    return [*result.notes, *notes_of_answers(result.settings)]

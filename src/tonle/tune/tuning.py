@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 import tonle
+from tonle.advise.read_model import find_model
 from tonle.bench import Load
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import duration_text
 from tonle.config.load_settings import load
 from tonle.config.serve import SETTINGS
-from tonle.errors import ConfigError
+from tonle.errors import ConfigError, ModelError
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run_profile import run_profile
 from tonle.simulate.traces import trace_of_workload
@@ -43,6 +44,8 @@ from tonle.tune.state import PROFILE, TuneDir
 
 IMPOSSIBLE = 1.5  # times the limit, for one request alone: the simulation is not that far off
 BUSY_LOAD = 0.7  # load average per core
+_DEFAULT_MODEL = SETTINGS["model"].type.show(None)
+_DEFAULT_STORED_AS = "Q4_1"
 _PROFILED_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a step: more than the default, so that larger steps are known too
 
 Say = Callable[[str], None]
@@ -98,6 +101,8 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
 def _check_inputs(options: TuneOptions, config: dict[str, Any]) -> None:
     """What is read later: before a folder is made, a server started and a minute spent. Raises `ConfigError`."""
     trace_of_workload(options.bench, 1)
+    if options.server == "tonle" and "quantization" in options.allow:
+        check_quantization(options.model, config)
     if options.profile is not None:
         server = load_profile(options.profile).server
         device = _device(config)
@@ -115,10 +120,35 @@ def _device(config: dict[str, Any]) -> str:
     return ("cuda" if _has_gpu() else "cpu") if chosen == "auto" else chosen.split(":")[0]
 
 
+def _model_name(model: str | None, config: dict[str, Any]) -> str:
+    """As the user names it; else the default model's."""
+    return str(model or config.get("model") or _DEFAULT_MODEL)
+
+
+def check_quantization(model: str | None, config: dict[str, Any]) -> None:
+    """Weights of few bits would be rounded a second time. What is not on this machine is not known. Raises `ConfigError`."""
+    if config.get("quantization", "auto") != "auto":
+        raise ConfigError(
+            "--allow quantization does not go with --config where the settings file has a quantization: leave one of them out",
+            param="allow",
+        )
+    name = _model_name(model, config)
+    try:
+        stored = _DEFAULT_STORED_AS if name == _DEFAULT_MODEL else find_model(name).stored_as
+    except ModelError:
+        return
+    if stored is not None:
+        raise ConfigError(
+            f"--allow quantization: the weights of {name} are quantized already ({stored}): leave it out, or tune a model whose "
+            "weights are stored in 16 bits",
+            param="allow",
+        )
+
+
 def other_model_note(profile: Profile, model: str | None, config: dict[str, Any]) -> str | None:
     """If the profile is of another model than the one that is tuned, as far as names tell."""
-    asked = model or config.get("model") or SETTINGS["model"].type.show(None)
-    name = Path(str(asked)).name
+    asked = _model_name(model, config)
+    name = Path(asked).name
     known = Path(profile.server.model).name
     if known in (name, name.removesuffix(".gguf")):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import math
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 import yaml
 
+from tests.fakes.checkpoints import Quant, save_folder, save_gguf
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, inputs, level, report
 from tonle.bench import BenchOptions
 from tonle.bench.measure import GpuReport
@@ -226,7 +228,7 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"server": "vllm", "command": "vllm serve x", "model": "x"}, "part of --command"),
         ({"server": "vllm", "command": "vllm serve x", "profile": "p"}, "--profile is for Tonle's own server"),
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),
-        ({"allow": ("speculation",)}, "--allow takes kv-dtype, not speculation"),
+        ({"allow": ("speed",)}, "--allow takes kv-dtype, quantization, speculation, not speed"),
         ({"goal": Goal(Slo())}, "say what to tune for"),
         (
             {"values": {"max_num_seqs": ("a", "b")}},
@@ -272,6 +274,26 @@ def test_inputs_that_are_wrong_are_found_before_a_server_is_started(
     with pytest.raises(TonleError, match=message):
         run_tune(options)
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_quantized_already_are_not_quantized_again(tmp_path: Path) -> None:
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    save_folder("llama", plain)
+    save_folder("llama", quantized)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    save_gguf("llama", tmp_path / "q.gguf", quant=Quant.Q8_0)
+    save_gguf("llama", tmp_path / "f.gguf")
+    for model, settings, said in (
+        (None, {}, r"the weights of SmolLM2-135M-Instruct are quantized already \(Q4_1\)"),
+        (None, {"model": str(quantized)}, r"are quantized already \(int4\)"),
+        (str(tmp_path / "q.gguf"), {}, r"are quantized already \(Q8_0\)"),
+        (str(plain), {"quantization": "int8"}, "the settings file has a quantization"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            tuning.check_quantization(model, settings)
+    for model in (str(plain), str(tmp_path / "f.gguf"), "org/not-fetched"):
+        tuning.check_quantization(model, {})
 
 
 @pytest.mark.parametrize(
