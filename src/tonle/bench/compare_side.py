@@ -20,12 +20,13 @@ from tonle.bench.bootstrap import Counts, Floats, draw_counts, resampled_percent
 from tonle.bench.kinds.metrics import METRICS, Quantity, RequestKind
 from tonle.bench.measure import LevelReport, RequestRow
 
-Unit = Literal["per_s", "ms", "s", "×", "share"]
+Unit = Literal["per_s", "ms", "s", "×", "share", "GiB"]
 Better = Literal["lower", "higher"]
 
 PERCENTS: tuple[float, ...] = (50, 95, 99)
 NUM_WINDOWS = 20  # of a level in an open loop
 MIN_REQUESTS = 10  # fewer say nothing about a level
+GIB = 2**30
 MIN_BEYOND = 2  # values beyond a percentile, so that it is not just the largest one: p95 takes 40, p99 200
 
 
@@ -86,6 +87,7 @@ class Side:
             **self._goodput(counts, rng),
             **dict(self._latencies(counts)),
             "failed": self._failed(counts),
+            **self._gpus(),
         }
 
     def _rates(self, counts: Counts, rng: np.random.Generator) -> Iterator[tuple[str, Estimate]]:
@@ -159,6 +161,17 @@ class Side:
         spread = quantity.of(self._levels[0]) if len(self._levels) == 1 else None
         saved: float | None = getattr(spread, f"p{percent:g}", None)  # of no summary, or not in it: None
         return saved
+
+    def _gpus(self) -> dict[str, Estimate]:
+        """Where they were read. They are of the whole level: no request has a share of them, so there is no interval."""
+        found = {}
+        uses = [level.gpu_use for level in self._levels]
+        memories = [level.gpu_memory for level in self._levels]
+        if known := [use for use in uses if use is not None]:
+            found["GPU use"] = Estimate("share", "lower", math.fsum(known) / len(known), None, enough=False)
+        if most := [memory for memory in memories if memory is not None]:
+            found["GPU memory"] = Estimate("GiB", "lower", max(most) / GIB, None, enough=False)
+        return found
 
     def _failed(self, counts: Counts) -> Estimate:
         value = sum(level.failed for level in self._levels) / self.requests if self.requests else 0.0

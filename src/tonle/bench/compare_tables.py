@@ -72,7 +72,7 @@ def cells(change: Change) -> tuple[str, str, str, str, str, str]:
         if change.low is None or change.high is None
         else f"{change_text(change.low, points=points)} … {change_text(change.high, points=points)}"
     )
-    name = f"{change.metric}, ms" if change.unit == "ms" else change.metric
+    name = f"{change.metric}, {change.unit}" if change.unit in ("ms", "GiB") else change.metric
     verdict = MARKS.get(change.verdict, change.verdict)
     return name, text(change.a), text(change.b), change_text(change.change, points=points), ends, verdict
 

@@ -51,10 +51,8 @@ def _level_cells(run: Run, level: LevelReport, names: Sequence[str]) -> list[Any
     for quantity in metrics.quantities:
         found = quantity.of(level)
         cells += [None if found is None else getattr(found, name) for name in SPREAD_FIELDS]
-    used = [gpu.utilization for gpu in level.gpus if gpu.utilization is not None]
-    memory = [gpu.memory_used for gpu in level.gpus if gpu.memory_used is not None]
-    held = all(result.holds for result in level.slo) if level.slo else None
-    return [*cells, held, sum(used) / len(used) if used else None, sum(memory) if memory else None]
+    held = level.holds_slo if level.slo else None
+    return [*cells, held, level.gpu_use, level.gpu_memory]
 
 
 def requests_csv(runs: Sequence[Run]) -> str:
@@ -140,8 +138,8 @@ def _level_row(level: LevelReport, metrics: KindMetrics, *, goodput: bool) -> li
         found = quantity.of(level)
         cells += [ms_text(None if found is None else getattr(found, column)) for column in quantity.many]
     if goodput:
-        held = all(result.holds for result in level.slo)
-        cells += [f"{rate_text(level.goodput_per_s)} ({share_text(level.good_share)})", "held" if held else "missed"]
+        held = "held" if level.holds_slo else "missed"
+        cells += [f"{rate_text(level.goodput_per_s)} ({share_text(level.good_share)})", held]
     return cells
 
 

@@ -6,7 +6,7 @@ Does: put these into words for a terminal. Does not: print (`tables.py`).
 from __future__ import annotations
 
 from tonle.bench.measure import GpuReport, LevelReport
-from tonle.bench.slo import duration_text
+from tonle.bench.slo import MOST_FAILED, duration_text
 from tonle.bench.sweep import Saturation
 
 GIB = 2**30
@@ -29,8 +29,11 @@ def slo_lines(level: LevelReport) -> list[str]:
         return []
     lines = []
     for result in level.slo:
-        value = "no value" if result.value_ms is None else duration_text(result.value_ms)
-        lines.append(f"{'✓' if result.holds else '✗'} {result.bound}: {value}{'' if result.holds else ', missed'}")
+        missed = "" if result.holds else ", missed"
+        lines.append(f"{'✓' if result.holds else '✗'} {result.bound}: {result.value_text}{missed}")
+    if not level.holds_slo and all(result.holds for result in level.slo):
+        share = f"{MOST_FAILED:.0%}"
+        lines.append(f"✗ {level.failed} of {level.requests} requests failed, more than {share}: missed")
     if level.goodput_per_s is not None and level.good_share is not None:
         lines.append(f"goodput {level.goodput_per_s:.2f} req/s: {level.good_share:.1%} of requests keep every limit")
     return lines

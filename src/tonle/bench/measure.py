@@ -28,7 +28,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tonle.bench.keeping_up import falling_behind, offered_per_s
-from tonle.bench.slo import BoundResult, Latencies, Slo
+from tonle.bench.slo import MOST_FAILED, BoundResult, Latencies, Slo
 from tonle.telemetry.percentile import percentile
 
 TokenSource = Literal["usage", "token_ids", "chunks"]
@@ -238,6 +238,22 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     audio_s: float | None = None  # of answered requests; None: there is none, or no answer said how long it is
     audio_s_per_s: float | None = None
     rtfx: Spread | None = None  # of each request
+
+    @property
+    def gpu_use(self) -> float | None:
+        """Mean share of time in which a kernel ran, over all GPUs; None: none was read."""
+        shares = [gpu.utilization for gpu in self.gpus if gpu.utilization is not None]
+        return math.fsum(shares) / len(shares) if shares else None
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Bytes of all GPUs, the most that was seen of each."""
+        return _total(gpu.memory_used for gpu in self.gpus)
+
+    @property
+    def holds_slo(self) -> bool:
+        """Every bound holds and nearly all requests were answered: bounds on ITL and TPOT count answered ones only."""
+        return self.failed <= MOST_FAILED * self.requests and all(result.holds for result in self.slo)
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ ReportT = TypeVar("ReportT")
 Kind = Literal["measured", "simulated"]
 
 SCHEMA = "tonle.bench/1"
+FEW_CHUNKS = 0.8  # of the output tokens: fewer are told
 CACHE_SLACK_TOKENS = 32  # per request: blocks and templates cause hits that are not part of the workload
 
 
@@ -132,6 +133,7 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
         yield f"the server reports no usage: output tokens are a count of {how}"
     if level.succeeded:
         yield from _unknown(level, options)
+        yield from _few_chunks(level, options)
     planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
     repeats = options.repeats_prompts or options.turns is not None  # as it should
     if not repeats and level.cached_tokens is not None and level.cached_tokens > planned:
@@ -157,6 +159,19 @@ def _unknown(level: LevelReport, options: BenchOptions) -> Iterable[str]:
         yield (
             "some sounds are of unknown length, and in no RTFx: the server sends no x-tonle-audio-seconds, "
             "and a length is read from WAV and PCM only"
+        )
+
+
+def _few_chunks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
+    """Several tokens in the first chunk took no time that TPOT counts."""
+    if options.kind != "chat" or level.ttft_ms is None:
+        return
+    chunks = level.ttft_ms.count + (0 if level.itl_ms is None else level.itl_ms.count)
+    if chunks < FEW_CHUNKS * level.output_tokens:
+        yield (
+            f"{level.output_tokens} output tokens came in {chunks} chunks. Where the first chunk carries several, since text is "
+            "held back until a letter is whole, TTFT is longer and TPOT shorter than the server's; "
+            "--extra-body '{\"return_token_ids\": true}' times tokens, where the server sends their ids"
         )
 
 

@@ -18,6 +18,7 @@ from tonle.telemetry.percentile import percentile
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+MOST_FAILED = 0.05  # share of requests: with more, nothing holds an SLO, also where no bound counts those that failed
 _UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "": 1.0}
 
 
@@ -49,8 +50,17 @@ class BoundResult(msgspec.Struct, frozen=True):
     holds: bool
 
     def __str__(self) -> str:
-        value = "no value" if self.value_ms is None else duration_text(self.value_ms)
-        return f"{self.bound}: {value}, {'held' if self.holds else 'missed'}"
+        return f"{self.bound}: {self.value_text}, {'held' if self.holds else 'missed'}"
+
+    @property
+    def value_text(self) -> str:
+        """Where a failed request counts as slower than any answer, enough of them leave a percentile without a value."""
+        if self.value_ms is not None:
+            return duration_text(self.value_ms)
+        if self.holds or self.bound.metric not in ("ttft", "e2el"):
+            return "no value"
+        share = 100 - self.bound.percent
+        return f"no value, since {f'{share:g} % or more of the ' if share else ''}requests failed"
 
 
 class Slo(msgspec.Struct, frozen=True):

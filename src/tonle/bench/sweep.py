@@ -204,7 +204,8 @@ class Sweep:
             else f"with {value:g} user{'' if value == 1 else 's'}"
         )
         if ending == "slo":
-            return f"{name}, {'; '.join(str(result) for result in level.slo if not result.holds)}"
+            missed = [str(result) for result in level.slo if not result.holds]
+            return f"{name}, {'; '.join(missed) or f'{level.failed} of {level.requests} requests failed'}"
         if level.succeeded == 0:
             return f"{name} no request was answered"
         if self._kind == "rate":
@@ -218,7 +219,7 @@ class Sweep:
 
 
 def _holds(level: LevelReport) -> bool:
-    return all(result.holds for result in level.slo)
+    return not level.slo or level.holds_slo
 
 
 def _answered_share(level: LevelReport) -> float:

@@ -179,6 +179,8 @@ def _show(found: Profile, other: Profile | None, other_name: str | None) -> None
         out.print(_fit_table(found))
     else:
         out.print("There are too few steps to hold some out and judge the fit by them: measure for longer (--seconds).")
+    for note in found.notes:
+        out.print(f"\n[yellow]{note[0].upper()}{note[1:]}.[/yellow]")
     if any(fit.kind == "all" and fit.median_error > _POOR for fit in found.fits):
         out.print(
             "\n[yellow]These steps took now less, now more than their kind does: did other programs run on this machine? "

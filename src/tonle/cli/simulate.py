@@ -18,6 +18,7 @@ from tonle.bench import BenchOptions, save_report
 from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
+from tonle.bench.sweep import Saturation
 from tonle.bench.tables import print_report
 from tonle.cli.bench import ArrivalsName, SweepName, users_of
 from tonle.cli.bench_data import with_data_flags
@@ -255,7 +256,7 @@ class _Run:
         if self._console is not None:
             print_report(report, self._console)
             if done:
-                print_replicas(done[-1].result, self._console)
+                _print_replicas(done, saturation, self._console)
         if interrupted:
             return INTERRUPTED
         if saturation is not None:
@@ -293,6 +294,13 @@ class _Run:
         if self._json_file is not None:
             save_report(report, self._json_file)
         return report
+
+
+def _print_replicas(done: list[SimulatedLevel], saturation: Saturation | None, console: Console) -> None:
+    """Of the load that a sweep found; else of the last level."""
+    found = None if saturation is None else saturation.load
+    chosen = next((each for each in done if found is not None and each.load == found), done[-1])
+    print_replicas(chosen.result, console, of=chosen.level.label if len(done) > 1 else None)
 
 
 def _find_notes(found: FewestReplicas) -> list[str]:

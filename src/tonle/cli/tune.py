@@ -35,7 +35,10 @@ _server = partial(typer.Option, rich_help_panel="Server", show_default=False)
 _MAXIMIZE = (
     "goodput (requests per second that keep the SLO) or throughput (output tokens per second). Default: goodput."
 )
-_ALLOW = "Also try what changes answers slightly: kv-dtype (keys and values in 8 bits)."
+_ALLOW = (
+    "Also try what changes answers: kv-dtype (keys and values in 8 bits), quantization (weights in 8 or 4 bits); or speculation "
+    "(without guesses)."
+)
 _VALUES = "Try these values of a setting: max_num_seqs=8,16,32; none (max_num_seqs=) leaves it alone. Repeat the flag for more."
 _COMMAND = (
     'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, the '
@@ -155,12 +158,15 @@ def _seconds(text: str) -> float:
 
 def _show(result: TuneResult, out: Path) -> None:
     from tonle.tune.results import headline, how_known
+    from tonle.tune.space import notes_of_answers
 
     console = stdout()
     console.print()
     console.print(headline(result), markup=False)
     if result.verdict is not None:
         console.print(result.verdict.sentence, markup=False)
+    for note in notes_of_answers(result.settings):
+        console.print(f"note: {note}", markup=False)
     if result.safe is not None:
         known = (
             f"{result.safe.text}{how_known(result.safe)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tonle.simulate.fleet import Autoscaling
@@ -21,7 +22,7 @@ class Autoscaler:
         self._cluster = cluster
         self._options = options
         answering = [each for each in cluster.fleet.replicas if each.role != "prefill"]
-        self._template = answering[-1]
+        self._template = replace(answering[-1], name=None)  # copies have names of their own
         self._wanted: deque[tuple[float, int]] = deque()  # lately: when, how many
 
     def start(self) -> None:

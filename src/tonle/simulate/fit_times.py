@@ -31,7 +31,7 @@ _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
 _HELD_UP_S = 2e-3  # a launch that takes so much longer than usual is not that of a graph
 LEAST_STEPS = 60
-_LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
+LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
@@ -152,7 +152,7 @@ class _Features:
         self.mixed = _Knots((rows + tokens)[is_mixed], mixed, _COARSE, rising=not mixed)
         self.draw = _Knots(samples[is_mixed], head, _DRAWN, rising=True)
         seen = _shares(rows[~is_mixed], _FEW_ROWS).sum(axis=0)
-        self.few_rows = [size for size, near in zip(_FEW_ROWS[:-1], seen[:-1], strict=True) if near >= _LEAST_NEAR]
+        self.few_rows = [size for size, near in zip(_FEW_ROWS[:-1], seen[:-1], strict=True) if near >= LEAST_NEAR]
         self.few_rows.append(_FEW_ROWS[-1])
 
     def columns(self, works: Floats) -> Floats:
@@ -198,7 +198,7 @@ class _Knots:
         self._all = [size for size in candidates if size < most] + [most]
         seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
         ends = (0, len(self._all) - 1) if rising else (len(self._all) - 1,)
-        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in ends]
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= LEAST_NEAR or place in ends]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""

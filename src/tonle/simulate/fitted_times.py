@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean
 
 import msgspec
@@ -26,6 +27,17 @@ class Curve(msgspec.Struct, frozen=True):
     sizes: list[int]  # ascending, at least one
     seconds: list[float]
     padded_to: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`, which a decoder completes with the place in the file."""
+        if not self.sizes:
+            raise ValueError("a curve needs sizes")
+        if len(self.seconds) != len(self.sizes):
+            raise ValueError("a curve has one number of seconds for each size")
+        if any(before >= after for before, after in pairwise(self.sizes)):
+            raise ValueError("the sizes of a curve ascend")
+        if min(self.seconds) < 0:
+            raise ValueError("the seconds of a curve are not below 0")
 
     def at(self, size: int) -> float:
         """Beyond the last size it goes on as steeply as over the last half of the sizes."""

@@ -6,6 +6,7 @@ Does: hold and check. Does not: run anything (`cluster.py`), or read files (`fle
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,11 @@ Metric = Literal["queue", "running", "kv", "schedule"]
 _GATEWAY = GatewayConfig()
 
 
+def default_name(number: int) -> str:
+    """Of a replica without one, counted from 0."""
+    return f"replica-{number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
     """One server: the engine's limits and step times, and what the gateway is told about it."""
@@ -33,7 +39,7 @@ class ReplicaOptions:
     times: StepTimes
     limits: SchedulerLimits
     num_blocks: int
-    name: str | None = None  # None: replica-N
+    name: str | None = None  # None: `default_name`
     role: Role = "any"
     length: LengthClass = "any"
     weight: float = 1.0
@@ -65,10 +71,10 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not 1 <= self.min <= self.max:
             raise ConfigError(f"autoscaling needs 1 ≤ min ≤ max, not {self.min} and {self.max}", param="autoscaling")
         for name in ("target", "every_s"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"autoscaling: {name} must be more than 0", param="autoscaling")
         for name in ("cold_start_s", "down_after_s", "tolerance"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"autoscaling: {name} must be at least 0", param="autoscaling")
         if self.metric == "kv" and self.target > 1:
             raise ConfigError(
@@ -132,10 +138,7 @@ class Fleet:
         """Raises `ConfigError`."""
         if not self.replicas:
             raise ConfigError("a fleet needs at least one replica", param="replicas")
-        names = [each.name for each in self.replicas if each.name is not None]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"two replicas are called {name}; give each a name of its own", param="replicas")
+        self._check_names()
         roles = {each.role for each in self.replicas}
         if roles == {"prefill"}:
             raise ConfigError(
@@ -150,10 +153,22 @@ class Fleet:
                     f"replica {failure.replica} cannot fail: there are {len(self.replicas)}, counted from 0",
                     param="failures",
                 )
-            if not (failure.at_s >= 0 and (failure.restart_s is None or failure.restart_s >= 0)):
+            if not (0 <= failure.at_s < math.inf and 0 <= (failure.restart_s or 0.0) < math.inf):
                 raise ConfigError("failures: at_s and restart_s are seconds, and must be at least 0", param="failures")
         if self.autoscaling is not None:
             self.autoscaling.check()
+
+    def _check_names(self) -> None:
+        """The gateway tells replicas apart by them."""
+        names = [each.name or default_name(number) for number, each in enumerate(self.replicas)]
+        for name, one in zip(names, self.replicas, strict=True):
+            if names.count(name) > 1:
+                raise ConfigError(f"two replicas are called {name}; give each a name of its own", param="replicas")
+            if self.autoscaling is not None and one.name is not None and re.fullmatch(r"replica-\d+", one.name):
+                raise ConfigError(
+                    f"{name} is what autoscaling may call a replica that it adds: give it another name",
+                    param="replicas",
+                )
 
     def _check_limits(self) -> None:
         limits = [(self.max_concurrent, self.max_queued)]
@@ -163,7 +178,16 @@ class Fleet:
                 raise ConfigError(f"max_concurrent must be at least 1, not {max_concurrent}", param="max_concurrent")
             if max_queued < 0:
                 raise ConfigError(f"max_queued must be at least 0, not {max_queued}", param="max_queued")
+        for name in ("gateway_s", "kv_latency_s", "probe_interval_s"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds, at least 0, not {value:g}", param=name)
+        if not self.kv_bytes_per_s > 0:
+            raise ConfigError(
+                f"kv_bytes_per_s must be more than 0, not {self.kv_bytes_per_s:g}", param="kv_bytes_per_s"
+            )
         for options in self.replicas:
+            if not 0 < options.weight < math.inf:
+                raise ConfigError(f"weight must be a number above 0, not {options.weight:g}", param="weight")
             if not 0 <= options.price_per_hour < math.inf:
                 raise ConfigError(
                     f"price_per_hour must be at least 0, not {options.price_per_hour:g}", param="price_per_hour"

@@ -32,6 +32,11 @@ class SimulatedLevel:
     result: SimulationResult
     level: LevelReport
 
+    @property
+    def load(self) -> float:
+        """Users, or requests per second."""
+        return self.level.concurrency or self.level.rate or 0.0
+
 
 Watch = Callable[[SimulatedLevel], None]
 
@@ -88,9 +93,15 @@ def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[
 
 def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watch) -> FewestReplicas:
     """The fewest replicas that hold the SLO on the options' first level: doubled until it holds, then halved. Every number is
-    tried on the same requests and behind a gateway, unless `fleet` has none. Raises `ConfigError` if there is no SLO."""
+    tried on the same requests and behind a gateway, unless `fleet` has none. Raises `ConfigError` if there is no SLO, or if
+    `fleet` chooses its number itself."""
     if not options.slo:
         raise ConfigError("the fewest replicas for what? Give an SLO, such as --ttft-p95 500ms", param="slo")
+    if fleet.autoscaling is not None:
+        raise ConfigError(
+            "the number of replicas cannot be searched where autoscaling chooses it: leave autoscaling out of the fleet",
+            param="find_replicas",
+        )
     if fleet.gateway is None:
         fleet = replace(fleet, gateway=True)  # its limits would else begin with the second replica
     load = options.levels[0]
@@ -122,7 +133,7 @@ def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watc
 
 
 def is_held(level: LevelReport) -> bool:
-    return bool(level.slo) and all(bound.holds for bound in level.slo)
+    return bool(level.slo) and level.holds_slo
 
 
 def simulated_report(
@@ -146,13 +157,11 @@ def simulated_report(
         prompt_kind=kind,
         settings=describe_settings(replace(options, url=name)) | {"simulated": settings},
         environment=describe_environment("virtual time"),
-        levels=[each.level for each in (levels if options.sweep is None else sorted(levels, key=_load_of))],
+        levels=[
+            each.level for each in (levels if options.sweep is None else sorted(levels, key=lambda each: each.load))
+        ],
         notes=notes,
         interrupted=interrupted,
         kind="simulated",
         saturation=saturation,
     )
-
-
-def _load_of(each: SimulatedLevel) -> float:
-    return each.level.concurrency or each.level.rate or 0.0

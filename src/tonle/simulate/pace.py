@@ -48,7 +48,13 @@ class Pace:
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tonle.simulate.pace", str(os.getpid())]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=descriptor, env=environment)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the program that measures, which ends this one
+            )
         except OSError:
             self.path.unlink()
             raise

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tonle.config.engine import EngineConfig
+from tonle.config.types import wrong_type
 from tonle.engine.schedule.limits import SchedulerLimits
 from tonle.errors import ConfigError
 from tonle.simulate.fitted_times import FittedTimes
 
 _SHIPPED = files("tonle.simulate") / "profiles"
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +28,12 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # "cpu" | "cuda"
     device_name: str
     dtype: str
-    block_size: int
-    num_blocks: int
-    context_length: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_tokens: int
+    block_size: _AtLeastOne
+    num_blocks: _AtLeastOne
+    context_length: _AtLeastOne
+    max_num_seqs: _AtLeastOne
+    max_num_batched_tokens: _AtLeastOne
+    long_prefill_tokens: _AtLeastOne
     settings: dict[str, Any]  # of the engine, those that differ from the defaults
 
 
@@ -53,12 +55,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerFacts
     times: FittedTimes
     fits: list[Fit] = []
+    notes: list[str] = []  # what its reader should know
     left_out: float = 0.0  # share of the steps' time: spells in which others slowed the machine down (`spells.py`)
 
     def limits(self, **changes: int) -> SchedulerLimits:
         """Of the server's scheduler. `changes`: by field, such as max_num_seqs=64. Without a threshold of its own, the most of
         one prompt in a step keeps its share of the step, as in a server with that `max_num_batched_tokens`."""
-        server, engine = self.server, self._engine
+        server, engine = self.server, self.engine
         tokens = changes.get("max_num_batched_tokens", server.max_num_batched_tokens)
         threshold = server.long_prefill_tokens
         if not engine.long_prefill_token_threshold:
@@ -78,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return SchedulerLimits(**own | changes)
 
     @property
-    def _engine(self) -> EngineConfig:
+    def engine(self) -> EngineConfig:
         """The server's settings, as far as this version knows them."""
         known = EngineConfig.names()
         return EngineConfig(**{name: value for name, value in self.server.settings.items() if name in known})
@@ -106,9 +109,12 @@ def load_profile(name_or_path: str) -> Profile:
                 param="profile",
             ) from None
     try:
-        return msgspec.json.decode(data, type=Profile)
+        profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name_or_path} is not a profile of steps ({error})", param="profile") from None
+    if (wrong := wrong_type(profile.engine)) is not None:
+        raise ConfigError(f"{name_or_path} is not a profile of steps (server.settings: {wrong[1]})", param="profile")
+    return profile
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -8,6 +8,8 @@ The server, its HTTP process and the client run as they do in a benchmark, so wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import tempfile
 import time
 from bisect import bisect_right
@@ -24,12 +26,12 @@ from tonle.bench.server_process import ServerProcess
 from tonle.engine.step_log import LoggedEngine, StepLogFile, read_step_log
 from tonle.errors import ConfigError
 from tonle.simulate.around import Around, time_around
-from tonle.simulate.fit_times import LEAST_STEPS, TimedStep, fit_times, timed_steps
+from tonle.simulate.fit_times import LEAST_NEAR, LEAST_STEPS, TimedStep, fit_times, timed_steps
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.pace import Pace, Span
 from tonle.simulate.profile import Fit, Profile, ServerFacts
 from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
-from tonle.simulate.spells import kind_of, outside, undisturbed
+from tonle.simulate.spells import LEAST_OF_KIND, kind_of, outside, undisturbed
 
 _SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
 _HELD_OUT = 5  # one slice of so many
@@ -49,9 +51,9 @@ def run_profile(
     tell: Told | None = None,
 ) -> Profile:
     """Start `tonle serve MODEL FLAGS`, and profile it. `clients`: processes that send; None: as many as suit the device. `keep`:
-    a folder for its log and the step log. Raises `ConfigError`."""
-    with tempfile.TemporaryDirectory(prefix="tonle-profile-") as temporary:
-        folder = Path(temporary) if keep is None else keep
+    a folder for its log and the step log; None: the log is kept only if the server does not start. Raises `ConfigError`."""
+    with contextlib.ExitStack() as cleanup:
+        folder = _temporary_folder(cleanup) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
         step_log = folder / "steps.jsonl"
         server = ServerProcess.tonle(
@@ -60,11 +62,22 @@ def run_profile(
             log=folder / "server.log",
             on_progress=None if tell is None else lambda s, line: tell(f"starting the server, {s:.0f} s", 0.0),
         )
-        with server:
+        with contextlib.ExitStack() as running:
+            try:
+                running.enter_context(server)
+            except ConfigError:
+                cleanup.pop_all()  # the error names the log, which is to be read then
+                raise
             engine = read_step_log(step_log).engine
             _check_makes_no_guesses(engine, "a server with these flags")  # the last one counts
             loads, slow = _drive_and_watch(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
         return make_profile(read_step_log(step_log), loads, slow)
+
+
+def _temporary_folder(cleanup: contextlib.ExitStack) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tonle-profile-"))
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def profile_running(
@@ -137,6 +150,7 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad], slow: Sequence[
     fast = outside(steps, slow)
     calm = undisturbed(fast, _fitted(fast, engine, around), _stages_of(fast, loads))
     times = _fitted(calm, engine, around)
+    notes = _notes_of_kinds(calm)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
     # None: what suits the device, as a server has it unless it is told otherwise.
     given = {name: value for name, value in engine.settings.items() if name not in _OF_MEASURING and value is not None}
@@ -147,8 +161,23 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad], slow: Sequence[
         server=ServerFacts(**facts),
         times=times,
         fits=_held_out_fits(calm, engine, around),
+        notes=notes,
         left_out=1.0 - sum(step.device_s or 0.0 for step in calm) / sum(step.device_s or 0.0 for step in steps),
     )
+
+
+def _notes_of_kinds(steps: Sequence[TimedStep]) -> list[str]:
+    """Of steps with prompts or without that are few. Raises `ConfigError` if they are too few to fit anything to."""
+    notes = []
+    for kind, with_prompts in (("with prompts", True), ("without prompts", False)):
+        own = [step for step in steps if bool(step.work.prompts) is with_prompts]
+        count = sum(step.device_s is not None or bool(step.run) for step in own)
+        said = f"only {count} steps {kind} could be timed"
+        if count < LEAST_NEAR:
+            raise ConfigError(f"{said}, which say nothing of their times: measure for longer")
+        if count < LEAST_OF_KIND:
+            notes.append(f"{said}: what is simulated of them may be far off; measure for longer (--seconds)")
+    return notes
 
 
 def _stages_of(steps: Sequence[TimedStep], loads: Sequence[ProfileLoad]) -> list[int]:

@@ -13,7 +13,7 @@ from tonle.config.routing import BackendConfig
 from tonle.gateway.admission import Gate
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.breaker import Breaker
-from tonle.simulate.fleet import ReplicaOptions
+from tonle.simulate.fleet import ReplicaOptions, default_name
 from tonle.simulate.replica import Ended, Replica
 from tonle.simulate.result import ReplicaReport
 
@@ -37,7 +37,7 @@ class Server:
     ) -> None:
         self.number = number
         self.options = options
-        self.name = options.name or f"replica-{number}"
+        self.name = options.name or default_name(number)
         self.replica: Replica | None = None  # None: it is down
         self.under_way: set[int] = set()  # handles that the replica has
         self.removed_s: float | None = None

@@ -26,6 +26,7 @@ _WINDOW_S = 2.0  # of a window, at least,
 _WINDOW_STEPS = {True: 8, False: 16}  # with so many steps with prompts, or without
 _SLOW = 1.12  # times what windows usually take: a spell
 _LEAST_WINDOWS = 4  # to tell what is usual
+LEAST_OF_KIND = 20  # steps with prompts, or without: fewer say little of what such steps take
 _LEAST_S = 1e-7  # that a step is expected to take
 
 
@@ -48,13 +49,25 @@ def outside(steps: Sequence[TimedStep], slow: Sequence[Span]) -> list[TimedStep]
         end_s = step.begin_s + (step.host_s or 0.0) + (step.device_s or 0.0)
         return place == len(slow) or slow[place].begin_s >= end_s
 
-    return _enough(steps, [step for step in steps if is_outside(step)])
+    return _enough(steps, [is_outside(step) for step in steps])
 
 
-def _enough(steps: Sequence[TimedStep], left: list[TimedStep]) -> list[TimedStep]:
-    """Too few steps of an undisturbed machine are worse than many of a slow one."""
-    num_timed, num_left = (sum(step.device_s is not None for step in some) for some in (steps, left))
-    return left if num_left >= max(LEAST_STEPS, num_timed // 2) else list(steps)
+def _enough(steps: Sequence[TimedStep], is_left: Sequence[bool]) -> list[TimedStep]:
+    """Too few steps of an undisturbed machine are worse than many of a slow one: of steps with prompts, and of those without."""
+    keeps_all = {kind: _are_few(steps, is_left, with_prompts=kind) for kind in (True, False)}
+    left = [step for step, stays in zip(steps, is_left, strict=True) if stays or keeps_all[bool(step.work.prompts)]]
+    return left if _num_timed(left) >= LEAST_STEPS else list(steps)
+
+
+def _are_few(steps: Sequence[TimedStep], is_left: Sequence[bool], *, with_prompts: bool) -> bool:
+    """Whether less than half of these steps are left, or less than say what such steps take."""
+    own = [place for place, step in enumerate(steps) if bool(step.work.prompts) is with_prompts]
+    num_left = _num_timed([steps[place] for place in own if is_left[place]])
+    return num_left < max(LEAST_OF_KIND, _num_timed([steps[place] for place in own]) // 2)
+
+
+def _num_timed(steps: Sequence[TimedStep]) -> int:
+    return sum(step.device_s is not None for step in steps)
 
 
 def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence[int]) -> list[TimedStep]:
@@ -72,7 +85,7 @@ def undisturbed(steps: Sequence[TimedStep], times: FittedTimes, stages: Sequence
             # Those in between, too, that could not be timed one by one: several of them are timed together.
             inside = range(after[first], after[end])
             slow.update(place for place in inside if bool(steps[place].work.prompts) is with_prompts)
-    return _enough(steps, [step for place, step in enumerate(steps) if place not in slow])
+    return _enough(steps, [place not in slow for place in range(len(steps))])
 
 
 def _slow(ratios: Floats, windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

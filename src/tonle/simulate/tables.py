@@ -13,9 +13,11 @@ from tonle.simulate.result import ReplicaReport, SimulationResult
 _MOST_ROWS = 16  # of replicas; more are summed up
 
 
-def print_replicas(result: SimulationResult, console: Console) -> None:
-    """Of the last level."""
+def print_replicas(result: SimulationResult, console: Console, *, of: str | None = None) -> None:
+    """`of`: the level, where there are several."""
     console.print()
+    if of is not None:
+        print_line(console, f"replicas at {of}")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1))
     table.add_column("replica", style="bold")
     for name in ("requests", "busy", "rows/step", "KV max", "cached", "preempted", "up s"):
@@ -56,6 +58,8 @@ def print_fewest(found: FewestReplicas, slo: Slo, console: Console) -> None:
     console.print()
     for count, each in sorted(found.levels):
         told = ", ".join(str(bound) for bound in each.level.slo)
+        if each.level.failed:
+            told += f", {each.level.failed} of {each.level.requests} requests failed"
         print_line(
             console,
             f"{count:4} replica{'' if count == 1 else 's'}: {told}",

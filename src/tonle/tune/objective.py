@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from tonle.bench.measure import LevelReport, Spread, spread
-from tonle.bench.slo import Bound, BoundResult, Latencies, Slo, duration_text
+from tonle.bench.numbers import bytes_text, share_text
+from tonle.bench.slo import MOST_FAILED, Bound, BoundResult, Latencies, Slo, duration_text
 from tonle.errors import ConfigError
 
 Maximize = Literal["goodput", "throughput"]
@@ -20,7 +21,6 @@ Maximize = Literal["goodput", "throughput"]
 # The scale of one number for the optimizer: only its order matters.
 _GROUP = 1e6
 _MISS_WEIGHT = 1e-3
-MOST_FAILED = 0.05  # share of requests: with more, no settings hold an SLO or are worth their throughput
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     e2el_ms: Spread | None
     bounds: list[BoundResult]
     duration_s: float  # of all runs together
+    gpu_use: float | None = None  # share of time, mean of the runs; None: simulated, or no GPU was read
+    gpu_memory: int | None = None  # bytes, the most of a run
 
     @property
     def holds(self) -> bool:
@@ -70,6 +72,8 @@ def outcome_of(levels: Sequence[LevelReport], slo: Slo) -> Outcome:
         e2el_ms=spread(row.e2el_ms for row in answered),
         bounds=slo.judge(latencies, failed),
         duration_s=sum(level.duration_s for level in levels),
+        gpu_use=_mean(uses) if (uses := [use for level in levels if (use := level.gpu_use) is not None]) else None,
+        gpu_memory=max((used for level in levels if (used := level.gpu_memory) is not None), default=None),
     )
 
 
@@ -176,6 +180,8 @@ def one_line(outcome: Outcome, goal: Goal) -> str:
         parts.append(f"{bound.metric.upper()} p{bound.percent:g} {'–' if value is None else duration_text(value)}")
     if outcome.failed:
         parts.append(f"{outcome.failed} of {outcome.requests} failed")
+    if outcome.gpu_use is not None or outcome.gpu_memory is not None:
+        parts.append(f"GPU {share_text(outcome.gpu_use)} busy, {bytes_text(outcome.gpu_memory)}")
     return ", ".join(parts)
 
 

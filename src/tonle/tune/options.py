@@ -14,7 +14,7 @@ from tonle.bench.numbers import clock_text
 from tonle.bench.report import describe_settings
 from tonle.errors import ConfigError
 from tonle.tune.objective import Goal
-from tonle.tune.space import ALLOWABLE, ServerKind
+from tonle.tune.space import ServerKind, checked_values
 from tonle.tune.state import Inputs
 
 LEAST_BUDGET_S = 60.0
@@ -50,9 +50,8 @@ class TuneOptions:
                 f"--budget {clock_text(self.budget_s)} is too short for anything: a minute is the least, ten are usual",
                 param="budget",
             )
-        if unknown := sorted(set(self.allow) - set(ALLOWABLE)):
-            raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
         self._check_server()
+        checked_values(self.server, self.values, self.allow)
 
     def _check_server(self) -> None:
         if self.server == "tonle":

@@ -6,11 +6,11 @@ Does: put text, picture and tables together. Does not: compute.
 from __future__ import annotations
 
 from tonle.bench.html.elements import Content, Html, element, joined, table
-from tonle.bench.numbers import change_text, clock_text, ms_text, rate_text
+from tonle.bench.numbers import bytes_text, change_text, clock_text, ms_text, rate_text, share_text
 from tonle.tune.objective import Goal, Outcome
 from tonle.tune.picture import front_picture, legend
 from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known, short_reason
-from tonle.tune.space import BY_NAME, changed_answers, describe
+from tonle.tune.space import describe, notes_of_answers
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --faint: #69748a; --line: #dde2ea; --page: #fff;
@@ -93,12 +93,16 @@ def _candidates(result: TuneResult) -> Html:
     if not result.candidates:
         return Html("")
     goal = result.goal
+    has_gpus = any(
+        each.measured.gpu_use is not None or each.measured.gpu_memory is not None for each in result.candidates
+    )
     heads = [
         "settings",
         "runs",
         "output tok/s",
         *(["good req/s"] if goal.slo else []),
         *_bound_names(goal),
+        *(["GPU busy", "GPU memory"] if has_gpus else []),
         "simulated tok/s",
     ]
     rows: list[list[Content]] = []
@@ -106,7 +110,8 @@ def _candidates(result: TuneResult) -> Html:
         simulated = "–" if each.simulated is None else rate_text(each.simulated.output_tokens_per_s)
         rows.append([
             describe(each.settings), str(each.measured.runs), rate_text(each.measured.output_tokens_per_s),
-            *([rate_text(each.measured.goodput_per_s)] if goal.slo else []), *_bound_values(goal, each.measured), simulated,
+            *([rate_text(each.measured.goodput_per_s)] if goal.slo else []), *_bound_values(goal, each.measured),
+            *([share_text(each.measured.gpu_use), bytes_text(each.measured.gpu_memory)] if has_gpus else []), simulated,
         ])  # fmt: skip
     for key, reason in result.failed.items():
         rows.append([f"{key or 'default'}: {short_reason(reason)}", "0", *["–"] * (len(heads) - 2)])
@@ -151,8 +156,4 @@ def _correction(result: TuneResult) -> Html:
 
 
 def _notes(result: TuneResult) -> list[str]:
-    changed = changed_answers(result.settings)
-    return [
-        *result.notes,
-        *(f"{name}: {BY_NAME[name].purpose}; answers differ slightly from the default's" for name in changed),
-    ]
+    return [*result.notes, *notes_of_answers(result.settings)]

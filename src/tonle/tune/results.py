@@ -15,7 +15,7 @@ from tonle.bench.slo import duration_text
 from tonle.tune.correction import Correction
 from tonle.tune.objective import Goal, Outcome, one_line
 from tonle.tune.safe_load import GatewayLimits, SafeLoad
-from tonle.tune.space import changed_answers, describe
+from tonle.tune.space import describe, notes_of_answers
 from tonle.tune.state import Inputs, Trial
 from tonle.tune.verdict import Verdict
 
@@ -100,8 +100,7 @@ def _best_yaml(result: TuneResult, config: dict[str, Any]) -> str:
     lines = [f"# {headline(result)}", "# Start the server with: tonle serve --config best.yaml"]
     if result.verdict is not None:
         lines.append(f"# {result.verdict.sentence}")
-    if changed := changed_answers(result.settings):
-        lines.append(f"# {', '.join(changed)}: answers differ slightly from the default's.")
+    lines += [f"# {note}." for note in notes_of_answers(result.settings)]
     body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True) if settings else ""
     return "\n".join(lines) + "\n" + body
 
@@ -172,7 +171,7 @@ def summary(result: TuneResult) -> str:
             f"- Step times corrected by measurements: {result.correction}; throughput, TTFT and TPOT deviate by "
             f"{result.correction.error_after:.0%} on average, {result.correction.error_before or 0:.0%} before"
         )
-    lines += [f"- {note}" for note in result.notes]
+    lines += [f"- {note}" for note in (*result.notes, *notes_of_answers(result.settings))]
     lines += ["", "| settings | runs | measured | simulated |", "|---|---|---|---|"]
     for each in result.candidates:
         simulated = "–" if each.simulated is None else one_line(each.simulated, goal)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.bench.slo import NO_SLO, Slo
+from tonle.config.serve import SETTINGS
 from tonle.errors import ConfigError
 
 Settings = dict[str, Any]
@@ -39,7 +40,8 @@ class Knob:
     vllm_flag: str | None  # None: vLLM has no such flag, or it is not searched there
     simulated: bool  # the simulator ranks it; else it is only measured
     purpose: str
-    allow: str | None = None  # the word after --allow that it needs, because it changes answers slightly
+    allow: str | None = None  # the word after --allow that it needs
+    changes_answers: bool = False
     alone: bool = False  # tried by itself: with it, the engine moves the other limits
 
     @property
@@ -106,6 +108,24 @@ KNOBS = (
         simulated=False,
         purpose="8-bit KV cache: about twice the tokens fit",
         allow="kv-dtype",
+        changes_answers=True,
+    ),
+    Knob(
+        "quantization",
+        _by_device(cpu=("int8", "int4"), cuda=("fp8", "int8", "int4")),
+        None,
+        simulated=False,
+        purpose="weights in few bits, made as they are loaded: less memory, and less to read for each token",
+        allow="quantization",
+        changes_answers=True,
+    ),
+    Knob(
+        "speculation",
+        lambda facts: ("off",),  # auto is suffix, so that would be measured against itself
+        None,
+        simulated=False,
+        purpose="no guesses from text seen before: they pay for themselves where texts repeat",
+        allow="speculation",
     ),
 )  # fmt: skip
 BY_NAME = {knob.name: knob for knob in KNOBS}
@@ -129,28 +149,57 @@ class Choice:
     alone: bool = False
 
 
-def choices(
-    kind: ServerKind, facts: DeviceFacts, *, allow: Iterable[str] = (), own: Mapping[str, Sequence[Any]] | None = None
-) -> list[Choice]:
-    """What to search. `own` replaces the values of a knob (none: leave it alone), and for vLLM or another server adds flags."""
-    allow, own = set(allow), dict(own or {})
+def checked_values(
+    kind: ServerKind, own: Mapping[str, Sequence[Any]], allow: Iterable[str] = ()
+) -> dict[str, tuple[Any, ...]]:
+    """The caller's own values as the server's settings read them. Raises `ConfigError`."""
+    allow = set(allow)
     if unknown := sorted(allow - set(ALLOWABLE)):
-        raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
+        raise ConfigError(f"--allow takes {', '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
     if kind == "tonle" and (unknown := sorted(set(own) - set(BY_NAME))):
         raise ConfigError(
             f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}",
             param="values",
         )
+    for name, values in own.items():
+        knob = BY_NAME.get(name)
+        if kind != "other" and values and knob is not None and knob.allow is not None and knob.allow not in allow:
+            reason = "it changes answers; " if knob.changes_answers else ""
+            raise ConfigError(f"--values {name}: {reason}add --allow {knob.allow}", param="values")
+    return {
+        name: tuple(_read_value(name, value) for value in values) if _is_read(kind, name) else tuple(values)
+        for name, values in own.items()
+    }
+
+
+def _is_read(kind: ServerKind, name: str) -> bool:
+    """Whether Tonle knows which values the setting has: vLLM's has the same numbers, but other names of types."""
+    return kind == "tonle" or (kind == "vllm" and name in BY_NAME and BY_NAME[name].simulated)
+
+
+def _read_value(name: str, value: Any) -> Any:
+    try:
+        read = SETTINGS[name].type.read(value)
+    except ValueError as error:
+        raise ConfigError(f"--values {name}: {error}", param="values") from None
+    if read is None:
+        raise ConfigError(f"--values {name}: {value!r} is the default, which is always tried", param="values")
+    return read
+
+
+def choices(
+    kind: ServerKind, facts: DeviceFacts, *, allow: Iterable[str] = (), own: Mapping[str, Sequence[Any]] | None = None
+) -> list[Choice]:
+    """What to search. `own` replaces the values of a knob (none: leave it alone), and for vLLM or another server adds flags."""
+    allow = set(allow)
+    own = checked_values(kind, own or {}, allow)
     found = []
     for knob in KNOBS if kind != "other" else ():
         if kind == "vllm" and knob.vllm_flag is None:
             continue
         table = _VLLM_VALUES.get(knob.name, knob.values) if kind == "vllm" else knob.values
         if knob.allow is not None and knob.allow not in allow:
-            if own.pop(knob.name, None):
-                raise ConfigError(
-                    f"--values {knob.name}: it changes answers slightly; add --allow {knob.allow}", param="values"
-                )
+            own.pop(knob.name, None)
             continue
         values = tuple(own.pop(knob.name)) if knob.name in own else table(facts)
         if values:
@@ -223,6 +272,10 @@ def describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "default"
 
 
-def changed_answers(settings: Mapping[str, Any]) -> list[str]:
-    """Of these, the ones that change what the model answers, slightly."""
-    return [name for name in settings if name in BY_NAME and BY_NAME[name].allow is not None]
+def notes_of_answers(settings: Mapping[str, Any]) -> list[str]:
+    """Of each of these that changes what the model answers: what it is for, and that it does."""
+    return [
+        f"{name} {value}: {BY_NAME[name].purpose}; answers differ from the default's"
+        for name, value in settings.items()
+        if name in BY_NAME and BY_NAME[name].changes_answers
+    ]

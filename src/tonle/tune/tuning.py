@@ -5,6 +5,7 @@ Does: put the parts together: profile, simulator, server, folder. Does not: prin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,11 +16,13 @@ from typing import Any
 import msgspec
 
 import tonle
+from tonle.advise.read_model import find_model
 from tonle.bench import Load
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import duration_text
 from tonle.config.load_settings import load
-from tonle.errors import ConfigError
+from tonle.config.serve import SETTINGS
+from tonle.errors import ConfigError, ModelError
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run_profile import run_profile
 from tonle.simulate.traces import trace_of_workload
@@ -41,6 +44,8 @@ from tonle.tune.state import PROFILE, TuneDir
 
 IMPOSSIBLE = 1.5  # times the limit, for one request alone: the simulation is not that far off
 BUSY_LOAD = 0.7  # load average per core
+_DEFAULT_MODEL = SETTINGS["model"].type.show(None)
+_DEFAULT_STORED_AS = "Q4_1"
 _PROFILED_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a step: more than the default, so that larger steps are known too
 
 Say = Callable[[str], None]
@@ -61,8 +66,7 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     optuna_module()
     options.validate()
     config = _read_config(options.config)
-    if options.profile is not None:
-        load_profile(options.profile)  # raises, before a folder is made
+    _check_inputs(options, config)
     options = replace(options, bench=replace(options.bench, slo=options.goal.slo))
     inputs = options.inputs(
         TonleLauncher(options.model, config).measured_config
@@ -94,6 +98,66 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     return result
 
 
+def _check_inputs(options: TuneOptions, config: dict[str, Any]) -> None:
+    """What is read later: before a folder is made, a server started and a minute spent. Raises `ConfigError`."""
+    trace_of_workload(options.bench, 1)
+    if options.server == "tonle" and "quantization" in options.allow:
+        check_quantization(options.model, config)
+    if options.profile is not None:
+        server = load_profile(options.profile).server
+        device = _device(config)
+        if server.device != device:
+            raise ConfigError(
+                f"--profile {options.profile} is a profile of {server.device_name} ({server.device}), and this server computes "
+                f"on {device}: leave --profile out, and its step times are measured first",
+                param="profile",
+            )
+
+
+def _device(config: dict[str, Any]) -> str:
+    """Of the server: what the file says, or else as it chooses."""
+    chosen = str(os.environ.get("TONLE_DEVICE") or config.get("device") or "auto")
+    return ("cuda" if _has_gpu() else "cpu") if chosen == "auto" else chosen.split(":")[0]
+
+
+def _model_name(model: str | None, config: dict[str, Any]) -> str:
+    """As the user names it; else the default model's."""
+    return str(model or config.get("model") or _DEFAULT_MODEL)
+
+
+def check_quantization(model: str | None, config: dict[str, Any]) -> None:
+    """Weights of few bits would be rounded a second time. What is not on this machine is not known. Raises `ConfigError`."""
+    if config.get("quantization", "auto") != "auto":
+        raise ConfigError(
+            "--allow quantization does not go with --config where the settings file has a quantization: leave one of them out",
+            param="allow",
+        )
+    name = _model_name(model, config)
+    try:
+        stored = _DEFAULT_STORED_AS if name == _DEFAULT_MODEL else find_model(name).stored_as
+    except ModelError:
+        return
+    if stored is not None:
+        raise ConfigError(
+            f"--allow quantization: the weights of {name} are quantized already ({stored}): leave it out, or tune a model whose "
+            "weights are stored in 16 bits",
+            param="allow",
+        )
+
+
+def other_model_note(profile: Profile, model: str | None, config: dict[str, Any]) -> str | None:
+    """If the profile is of another model than the one that is tuned, as far as names tell."""
+    asked = _model_name(model, config)
+    name = Path(asked).name
+    known = Path(profile.server.model).name
+    if known in (name, name.removesuffix(".gguf")):
+        return None
+    return (
+        f"the profile is of {profile.server.model}, and the model is {asked}: if its steps take another time, the simulation "
+        "ranks settings wrongly"
+    )
+
+
 def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budget: Budget, say: Say) -> Known:
     if options.server != "tonle":
         return _prepare_command(options)
@@ -102,6 +166,10 @@ def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budg
         left_out = ", ".join(launcher.left_out)
         _note(folder, say, f"while measuring, these settings of {options.config} are not in force: {left_out}")
     profile = _profile(options, launcher, folder, budget, say)
+    if options.profile is not None and (note := other_model_note(profile, options.model, config)) is not None:
+        _note(folder, say, note)
+    for note in profile.notes:
+        _note(folder, say, f"the profile: {note}")
     facts = DeviceFacts(profile.server.device, cpu_count() or 1, options.goal.slo)
     knobs = choices("tonle", facts, allow=options.allow, own=options.values)
     for note in without_effect(options.allow, knobs):
@@ -209,12 +277,12 @@ def _near_users(knobs: list[Choice], users: int | None) -> list[Settings]:
     found: list[Settings] = []
     by_name = {knob.name: knob for knob in knobs}
     if users is not None and "max_num_seqs" in by_name:
-        values = by_name["max_num_seqs"].values
-        wanted = [min(values, key=lambda value: abs(value - share * users)) for share in (0.5, 1.0, 0.25)]
+        values = [value for value in by_name["max_num_seqs"].values if isinstance(value, int)]
+        wanted = [min(values, key=lambda value: abs(value - share * users)) for share in (0.5, 1.0, 0.25) if values]
         found += [{"max_num_seqs": value} for value in dict.fromkeys(wanted)]
     if "max_num_batched_tokens" in by_name:
-        values = by_name["max_num_batched_tokens"].values
-        found += [{"max_num_batched_tokens": values[0]}, {"max_num_batched_tokens": values[-1]}]
+        tokens = by_name["max_num_batched_tokens"].values
+        found += [{"max_num_batched_tokens": tokens[0]}, {"max_num_batched_tokens": tokens[-1]}]
     return found
 
 

@@ -6,10 +6,11 @@ import csv
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from tests.unit.bench.made_reports import SLO, made_level, made_report
+from tests.unit.bench.made_reports import GPU, SLO, made_level, made_report
 from tonle.bench.compare import CompareOptions, Comparison, compare
 from tonle.bench.compare_tables import comparison_csv, comparison_markdown, print_comparison
 from tonle.bench.report import Run
@@ -134,6 +135,19 @@ def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
     a = [run("a1", gap_s=0.016), run("a2", gap_s=0.026, seed=1)]
     b = [run("b1", gap_s=0.022, seed=2), run("b2", gap_s=0.022, seed=3)]
     assert verdicts(compare(a, b))["TPOT p50"] == "no evidence"
+
+
+def test_use_and_memory_of_gpus_are_compared_without_a_verdict() -> None:
+    used = msgspec.structs.replace(GPU, utilization=0.63, memory_used=70 * 2**30)
+    a = run("a", gpus=[GPU, GPU])
+    compared = compare([a], [run("b", gpus=[used, used])])
+    found = {each.metric: each for each in compared.levels[0].changes}
+    use, memory = found["GPU use"], found["GPU memory"]
+    assert (use.a, use.b, use.verdict) == (pytest.approx(0.83), pytest.approx(0.63), "no interval")
+    assert (memory.a, memory.b, memory.verdict) == (122.0, 140.0, "no interval")
+    assert "| GPU memory, GiB | 122.0 | 140.0 |" in comparison_markdown(compared)
+    without = compare([a], [run("c")])
+    assert not [each for each in without.levels[0].changes if each.metric.startswith("GPU")]
 
 
 def test_what_is_printed() -> None:

@@ -13,8 +13,9 @@ from rich.console import Console
 from tests.unit.bench.made_reports import made_level, made_report
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
 from tonle.bench import BenchOptions, BenchReport, Span, load_report, run_bench, save_report
+from tonle.bench.measure import Circumstances, Sample, report_level
 from tonle.bench.progress import LineWatch, LiveWatch
-from tonle.bench.report import check_writable
+from tonle.bench.report import check_writable, remark
 from tonle.bench.tables import print_report
 from tonle.errors import ConfigError
 
@@ -113,3 +114,15 @@ def test_letters_are_told_once() -> None:
     out = io.StringIO()
     print_report(made_report([level]), Console(file=out, width=100))
     assert out.getvalue().count("letters/s") == 1 and "81.5 letters/s" in out.getvalue()
+
+
+@pytest.mark.parametrize(("chunks", "is_told"), [(24, False), (20, False), (6, True)])
+def test_far_fewer_chunks_than_tokens_are_told(chunks: int, is_told: bool) -> None:
+    """As in Khmer, where text is held back until a letter is whole."""
+    arrivals_s = [1.0 + 0.1 * place for place in range(chunks)]
+    sample = Sample(
+        index=0, start_s=0.0, end_s=4.0, last_s=4.0, arrivals_s=arrivals_s, output_tokens=24, prompt_tokens=9,
+        cached_tokens=0,
+    )  # fmt: skip
+    notes = remark([report_level([sample], Circumstances(label="one"))], BenchOptions())
+    assert any(f"24 output tokens came in {chunks} chunks" in note for note in notes) == is_told

@@ -173,3 +173,15 @@ def test_no_level_no_result() -> None:
 def test_random_kinds_of_gaps_are_passed_on() -> None:
     load: Any = Sweep("rate", 2.0, max_levels=3, arrivals="gamma", burstiness=0.5).next_load()
     assert (load.arrivals, load.burstiness) == ("gamma", 0.5)
+
+
+def test_an_slo_is_missed_where_many_requests_fail_though_the_answered_ones_are_fast() -> None:
+    """TPOT and ITL are of answered requests only."""
+
+    def server(users: float) -> LevelReport:
+        whole = level(users, closed=True, per_s=users, slo=Slo.parse(["tpot-p95=50ms"]))
+        failed = whole.requests // 4 if users > 12 else 0
+        return msgspec.structs.replace(whole, succeeded=whole.requests - failed, failed=failed)
+
+    found, _ = search("concurrency", server)
+    assert (found.load, found.limited_by) == (12, "slo") and "requests failed" in found.why

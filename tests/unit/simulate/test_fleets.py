@@ -3,6 +3,7 @@ as the gateway treats them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,15 @@ def test_replicas_are_added_when_requests_wait_and_removed_when_they_do_not() ->
     assert sum(replica.cost for replica in result.replicas) < 5 * result.duration_s / 3600
 
 
+def test_copies_of_a_replica_with_a_name_have_names_of_their_own() -> None:
+    rule = Autoscaling(metric="queue", target=4, max=5, every_s=2.0, cold_start_s=3.0)
+    one = replace(ONE, limits=limits(max_num_seqs=4), name="large")
+    burst = [asked(index, 0.1 * index, 60, 60) for index in range(300)]
+    result = run(burst, Fleet(replicas=[one], autoscaling=rule, prefix_affinity=False))
+    assert not any(sample.failure for sample in result.samples)
+    assert [each.name for each in result.replicas] == ["large", "replica-1", "replica-2", "replica-3", "replica-4"]
+
+
 def test_a_schedule_says_how_many() -> None:
     rule = Autoscaling(metric="schedule", schedule=[(0.0, 1), (10.0, 3)], every_s=1.0, cold_start_s=0.5, max=3)
     result = run([asked(index, 0.5 * index, 20, 5) for index in range(60)], Fleet(replicas=[ONE], autoscaling=rule))
@@ -152,6 +162,19 @@ def test_a_schedule_says_how_many() -> None:
         ({"replicas": []}, "at least one replica"),
         ({"replicas": [replace(ONE, role="prefill")]}, "none with role: decode or any"),
         ({"replicas": [replace(ONE, name="a")] * 2}, "two replicas are called a"),
+        ({"replicas": [replace(ONE, name="replica-1"), ONE]}, "two replicas are called replica-1"),
+        (
+            {"replicas": [replace(ONE, name="replica-7")], "autoscaling": Autoscaling()},
+            "replica-7 is what autoscaling may call a replica that it adds",
+        ),
+        ({"gateway_s": math.inf}, "gateway_s must be a number of seconds, at least 0, not inf"),
+        ({"kv_latency_s": math.nan}, "kv_latency_s must be a number of seconds, at least 0, not nan"),
+        ({"probe_interval_s": math.inf}, "probe_interval_s must be a number of seconds, at least 0, not inf"),
+        ({"kv_bytes_per_s": math.nan}, "kv_bytes_per_s must be more than 0, not nan"),
+        ({"replicas": [replace(ONE, weight=math.inf)]}, "weight must be a number above 0, not inf"),
+        ({"autoscaling": Autoscaling(every_s=math.inf)}, "autoscaling: every_s must be more than 0"),
+        ({"autoscaling": Autoscaling(cold_start_s=math.inf)}, "autoscaling: cold_start_s must be at least 0"),
+        ({"failures": [Failure(replica=0, at_s=math.inf)]}, "at_s and restart_s are seconds"),
         ({"gateway": False}, "several replicas need a gateway"),
         ({"failures": [Failure(replica=2, at_s=1.0)]}, "replica 2 cannot fail: there are 2, counted from 0"),
         ({"autoscaling": Autoscaling(min=3, max=2)}, "1 ≤ min ≤ max"),

@@ -75,6 +75,37 @@ def test_the_fewest_replicas_are_found() -> None:
     assert {each.level.requests for _, each in found.levels} == {300}
 
 
+def test_replicas_that_refuse_requests_do_not_hold_an_slo_that_counts_answers_alone() -> None:
+    """ITL and TPOT are of answered requests: the few that get in are fast."""
+    chosen = options(rates=(60.0,), requests=300, slo=Slo.parse(["itl-p99=10s"]))
+    found = find_replicas(chosen, replace(ONE, max_concurrent=4, max_queued=1), most=64, watch=lambda _: None)
+    failed = {count: each.level.failed for count, each in found.levels}
+    assert found.count is not None and found.count > 1 and found.is_monotonic
+    assert failed[found.count] <= 15 < failed[found.count - 1]
+
+
+def test_the_command_says_how_many_requests_failed_with_each_number_of_replicas(saved: str) -> None:
+    arguments = ["simulate", "--profile", saved, "--rate", "60", "--requests", "300", "--max-concurrent", "4"]
+    arguments += ["--max-queued", "1", "--itl-p99", "10s", "--find-replicas"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0 and re.search(r"1 replica: .*, \d+ of 300 requests failed", done.output), done.output
+
+
+def test_an_autoscaled_fleet_has_no_number_of_replicas_to_find(tmp_path: Path, saved: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"replicas: [{{profile: {saved}}}]\nautoscaling: {{metric: queue, max: 8}}\n")
+    arguments = ["simulate", "--fleet", str(file), "--rate", "30", "--find-replicas", "--ttft-p95", "900ms"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2 and "leave autoscaling out" in done.output.replace("\n", " "), done.output
+
+
+def test_after_a_sweep_the_replicas_are_of_the_load_that_was_found(saved: str) -> None:
+    arguments = ["simulate", "--profile", saved, "--sweep", "rate", "--rate", "2", "--requests", "120"]
+    done = CliRunner().invoke(app, [*arguments, "--ttft-p95", "400ms"])
+    found = re.search(r"saturation: (\S+) requests per second", done.output)
+    assert found is not None and re.search(rf"replicas at rate {found[1]}\b", done.output), done.output
+
+
 def test_replicas_that_fail_are_among_those_tried() -> None:
     chosen = options(rates=(2.0,), requests=20, slo=Slo.parse(["ttft-p50=10s"]))
     fleet = replace(ONE, failures=[Failure(replica=2, at_s=0.5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import pairwise
 
@@ -51,4 +52,5 @@ def test_it_samples_this_machine_and_leaves_nothing_behind() -> None:
         assert len(samples) >= 25 and pace.spans() and 0.0 <= pace.slow_share(0.0) <= 1.0
         assert all(sample.took_s > 0 for sample in samples)
         assert samples[0].at_s <= time.monotonic()
+        assert os.getpgid(pace._process.pid) != os.getpgrp(), "Ctrl-C in a terminal would reach it"
     assert not pace.path.exists() and pace._process.returncode is not None

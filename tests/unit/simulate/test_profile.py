@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,30 @@ def test_what_is_no_profile_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
             load_profile(str(path))
     with pytest.raises(ConfigError, match="cannot write"):
         save_profile(PROFILE, tmp_path / "missing" / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("times", "decode", "sizes"), [], "a curve needs sizes.*times.decode"),
+        (("times", "mixed", "seconds"), [0.1], "one number of seconds for each size.*times.mixed"),
+        (("times", "draw"), {"sizes": [8, 2], "seconds": [0.1, 0.2]}, "sizes of a curve ascend.*times.draw"),
+        (("times", "decode"), {"sizes": [1, 2], "seconds": [-0.1, 0.2]}, "below 0.*times.decode"),
+        (("server", "num_blocks"), 0, "num_blocks"),
+        (("server", "settings"), {"priority_ageing_s": "soon"}, "priority_ageing_s"),
+    ],
+)
+def test_a_profile_with_a_value_that_makes_no_sense_is_refused(
+    tmp_path: Path, place: tuple[str, ...], value: object, said: str
+) -> None:
+    data = inner = msgspec.to_builtins(PROFILE)
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path = tmp_path / "p.json"
+    path.write_bytes(msgspec.json.encode(data))
+    with pytest.raises(ConfigError, match=f"is not a profile of steps.*{said}"):
+        load_profile(str(path))
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
@@ -195,6 +220,12 @@ def test_a_profile_of_a_real_server_tells_its_steps(made: tuple[Any, Path]) -> N
     assert "up to 4 rows and 96 tokens in a step" in result.stdout
 
 
+def _prompts(begin_s: float) -> list[LoggedStep]:
+    """For two seconds: without any, there is no profile."""
+    moments = (begin_s + 0.09 * place for place in range(21))
+    return [LoggedStep(at, at, at + 0.09, at + 0.09, at + 0.09, at + 0.09, 0, 1, 8, 0, 0, 1, 1, 0) for at in moments]
+
+
 def test_the_fit_is_judged_by_steps_it_was_not_fitted_to() -> None:
     """Steps of one and of two rows in turns, a second each, which the fit tells exactly."""
     steps = [
@@ -203,6 +234,7 @@ def test_the_fit_is_judged_by_steps_it_was_not_fitted_to() -> None:
         )
         for at, rows in ((float(place), 1 + place % 2) for place in range(200))
     ]
+    steps += _prompts(200.5)  # none of them is held out
     requests = [LoggedRequest(9, 0.5, 0.5, 1.0)]
     sample = Sample(index=0, start_s=0.0, end_s=200.0, arrivals_s=[1.1], prompt_tokens=9)
     fits = make_profile(StepLogFile(ENGINE, steps, requests), [ProfileLoad("some", 2, [sample])]).fits
@@ -220,11 +252,40 @@ def test_steps_of_a_spell_are_left_out_and_their_share_of_the_time_is_told() -> 
             end = now + 0.1 * rows * factor
             steps.append(LoggedStep(now, now, end, end, end, end, rows, 0, 0, 0, 0, rows, 1, 0))
             now = end
+        steps += _prompts(now)
+        now += 2.0
         sample = Sample(index=number, start_s=begin, end_s=now, arrivals_s=[begin + 1.1], prompt_tokens=9)
         loads.append(ProfileLoad("some", rows, [sample], stage=number % 2))
     profile = make_profile(StepLogFile(ENGINE, steps, [LoggedRequest(9, 0.5, 0.5, 1.0)]), loads)
     assert profile.left_out == pytest.approx(0.25, abs=0.03)
     assert profile.times.device_s(StepWork(2, 0, 0, 0, 0, 2)) == pytest.approx(0.2, rel=0.02)
+
+
+def _alternating(num_prompts: int) -> tuple[StepLogFile, list[ProfileLoad]]:
+    steps = [
+        LoggedStep(at, at, at + 0.1, at + 0.1, at + 0.1, at + 0.1, 1, int(has), 8 * has, 0, 0, 1 + has, 1, 0)
+        for at, has in ((0.1 * place, place < num_prompts) for place in range(400))
+    ]
+    sample = Sample(index=0, start_s=0.0, end_s=40.0, arrivals_s=[1.1], prompt_tokens=9)
+    return StepLogFile(ENGINE, steps, [LoggedRequest(9, 0.5, 0.5, 1.0)]), [ProfileLoad("some", 1, [sample])]
+
+
+def test_a_profile_with_few_steps_of_a_kind_says_so_and_one_without_any_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"only 1 steps with prompts could be timed.*measure for longer"):
+        make_profile(*_alternating(1))
+    (note,) = make_profile(*_alternating(12)).notes
+    assert note.startswith("only 12 steps with prompts could be timed")
+    assert make_profile(*_alternating(60)).notes == []
+
+
+def test_the_log_of_a_server_that_does_not_start_is_there_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the whole log: ") as raised:
+        run_profile.run_profile(str(tmp_path / "no-such-model"))
+    log = Path(raised.value.message.split("the whole log: ")[1].rstrip(")"))
+    assert log.parent.parent == tmp_path and "no-such-model" in log.read_text()
 
 
 def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:

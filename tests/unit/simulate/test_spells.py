@@ -88,6 +88,17 @@ def test_steps_of_the_time_in_which_the_machine_was_slow_are_left_out() -> None:
     assert outside(steps, [Span(0.0, 50.0, is_slow=True)]) == steps, "a machine that is slow for most of the time"
 
 
+def test_steps_with_prompts_are_not_all_left_out_though_the_others_are_enough() -> None:
+    """Prompts would cost nothing in a simulation."""
+    steps = _steps(60.0)
+    slow = [
+        Span(step.begin_s, step.begin_s + (step.device_s or 0.0), is_slow=True) for step in steps if step.work.prompts
+    ]
+    left = outside(steps, slow)
+    assert [s for s in left if s.work.prompts] == [s for s in steps if s.work.prompts]
+    assert _fitted(left).device_s(StepWork(2, 1, 64, 0, 0, 3)) == pytest.approx(0.076, rel=0.05)
+
+
 def test_steps_of_a_spell_that_were_timed_together_are_left_out_with_it() -> None:
     """As on a GPU, where the host reads a step late while it launches a large one: the two are fitted by their sum."""
     steps = _steps(60.0, slow=(10.0, 26.0))

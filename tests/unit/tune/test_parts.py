@@ -36,6 +36,7 @@ from tonle.tune.space import (
     alternatives,
     choices,
     key_of,
+    notes_of_answers,
     parse_values,
     variants,
     without_effect,
@@ -74,8 +75,24 @@ def test_what_changes_answers_is_searched_only_if_allowed() -> None:
     assert found["kv_cache_dtype"].values == ("int8",)
     with pytest.raises(ConfigError, match="add --allow kv-dtype"):
         choices("tonle", facts, own={"kv_cache_dtype": ("int8",)})
-    with pytest.raises(ConfigError, match="kv-dtype, not speed"):
+    with pytest.raises(ConfigError, match="kv-dtype, quantization, speculation, not speed"):
         choices("tonle", facts, allow=["speed"])
+
+
+def test_quantization_and_speculation_are_measured_if_allowed() -> None:
+    assert not {"quantization", "speculation"} & {knob.name for knob in choices("tonle", DeviceFacts("cuda"))}
+    for device, forms in (("cpu", ("int8", "int4")), ("cuda", ("fp8", "int8", "int4"))):
+        found = choices("tonle", DeviceFacts(device), allow=["quantization", "speculation"])
+        by_name = {knob.name: knob for knob in found}
+        assert by_name["quantization"].values == forms and by_name["speculation"].values == ("off",)
+        assert not by_name["quantization"].simulated and not by_name["speculation"].simulated
+        assert {"quantization": "int4"} in variants(found, {}) and {"speculation": "off"} in variants(found, {})
+    with pytest.raises(ConfigError, match="--values quantization: it changes answers; add --allow quantization"):
+        choices("tonle", DeviceFacts("cpu"), own={"quantization": ("int8",)})
+    with pytest.raises(ConfigError, match="--values speculation: add --allow speculation"):
+        choices("tonle", DeviceFacts("cpu"), own={"speculation": ("off",)})
+    (note,) = notes_of_answers({"quantization": "int4", "speculation": "off", "max_num_seqs": 8})
+    assert note.startswith("quantization int4: ") and note.endswith("answers differ from the default's")
 
 
 def test_allowing_what_has_no_values_on_a_device_is_told() -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import math
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
+from tests.fakes.checkpoints import Quant, save_folder, save_gguf
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, inputs, level, report
 from tonle.bench import BenchOptions
+from tonle.bench.measure import GpuReport
 from tonle.bench.slo import Slo
 from tonle.config.load_settings import load, load_gateway
-from tonle.errors import ConfigError
+from tonle.errors import ConfigError, TonleError
+from tonle.simulate.profile import load_profile
+from tonle.tune import tuning
 from tonle.tune.budget import Budget
-from tonle.tune.objective import Goal
+from tonle.tune.objective import Goal, outcome_of
 from tonle.tune.options import TuneOptions
 from tonle.tune.page import render_page
 from tonle.tune.results import TuneResult, headline, short_reason, summary, write_results
@@ -106,6 +112,21 @@ def test_a_result_is_read_back_and_told_in_words(result: TuneResult, tmp_path: P
     assert headline(kept).startswith("Keep the default settings. The best others found, max_num_seqs 12")
     write_results(kept, tmp_path, {})
     assert load({}, file=tmp_path / "best.yaml", environ={}).max_num_seqs is None
+
+
+def test_use_and_memory_of_gpus_are_told_where_they_were_read(result: TuneResult) -> None:
+    assert "GPU" not in summary(result) and "GPU" not in render_page(result)
+    first = result.candidates[0]
+    made = report(level(first.settings))
+    gpus = [GpuReport(name="G", utilization=0.83, memory_used=61 * 2**30, memory_total=80 * 2**30)]
+    measured = outcome_of([msgspec.structs.replace(made.levels[0], gpus=gpus)], SLO)
+    with_gpu = msgspec.structs.replace(
+        result, candidates=[msgspec.structs.replace(first, measured=measured), *result.candidates[1:]]
+    )
+    assert "GPU 83.0 % busy, 61.0 GiB" in summary(with_gpu)
+    page = render_page(with_gpu)
+    for text in ("GPU busy", "GPU memory", "83.0 %", "61.0 GiB"):
+        assert text in page, text
 
 
 class Tags(html.parser.HTMLParser):
@@ -207,8 +228,23 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"server": "vllm", "command": "vllm serve x", "model": "x"}, "part of --command"),
         ({"server": "vllm", "command": "vllm serve x", "profile": "p"}, "--profile is for Tonle's own server"),
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),
-        ({"allow": ("speculation",)}, "--allow takes kv-dtype, not speculation"),
+        ({"allow": ("speed",)}, "--allow takes kv-dtype, quantization, speculation, not speed"),
         ({"goal": Goal(Slo())}, "say what to tune for"),
+        (
+            {"values": {"max_num_seqs": ("a", "b")}},
+            "--values max_num_seqs: must be a whole number, at least 1, not 'a'",
+        ),
+        ({"values": {"max_num_seqs": (0,)}}, "--values max_num_seqs: must be a whole number, at least 1, not 0"),
+        ({"values": {"max_num_batched_tokens": (-5, 64)}}, "--values max_num_batched_tokens: must be"),
+        (
+            {"values": {"max_num_seqs": ("none",)}},
+            "--values max_num_seqs: 'none' is the default, which is always tried",
+        ),
+        ({"values": {"nosuch": (3,)}}, "does not search nosuch"),
+        (
+            {"server": "vllm", "command": "vllm serve x", "values": {"max_num_seqs": ("a",)}},
+            "--values max_num_seqs: must be a whole number",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -216,3 +252,63 @@ def test_options_that_make_no_sense_are_refused(changes: dict[str, object], mess
     with pytest.raises(ConfigError, match=message):
         TuneOptions(**given).validate()  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bench": BenchOptions(replay=Path("/nope"))}, "/nope"),
+        ({"bench": BenchOptions(file=Path("nofile.jsonl"))}, "nofile.jsonl"),
+        ({"profile": "llama-3.2-3b-h200"}, "a profile of NVIDIA H200.*, and this server computes on cpu"),
+    ],
+)
+def test_inputs_that_are_wrong_are_found_before_a_server_is_started(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> Any:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(tuning, "run_profile", started)
+    monkeypatch.setattr(tuning, "_has_gpu", lambda: False)
+    options = TuneOptions(**{"bench": BenchOptions(), "goal": Goal(SLO), "out": tmp_path / "out", **changes})
+    with pytest.raises(TonleError, match=message):
+        run_tune(options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_quantized_already_are_not_quantized_again(tmp_path: Path) -> None:
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    save_folder("llama", plain)
+    save_folder("llama", quantized)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    save_gguf("llama", tmp_path / "q.gguf", quant=Quant.Q8_0)
+    save_gguf("llama", tmp_path / "f.gguf")
+    for model, settings, said in (
+        (None, {}, r"the weights of SmolLM2-135M-Instruct are quantized already \(Q4_1\)"),
+        (None, {"model": str(quantized)}, r"are quantized already \(int4\)"),
+        (str(tmp_path / "q.gguf"), {}, r"are quantized already \(Q8_0\)"),
+        (str(plain), {"quantization": "int8"}, "the settings file has a quantization"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            tuning.check_quantization(model, settings)
+    for model in (str(plain), str(tmp_path / "f.gguf"), "org/not-fetched"):
+        tuning.check_quantization(model, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "is_another"),
+    [
+        (None, {}, False),
+        ("/models/SmolLM2-135M-Instruct", {}, False),
+        ("SmolLM2-135M-Instruct.gguf", {}, False),
+        ("org/SmolLM2-135M-Instruct", {}, False),
+        ("org/other", {}, True),
+        (None, {"model": "org/other"}, True),
+    ],
+)
+def test_a_profile_of_another_model_is_noted(model: str | None, config: dict[str, Any], is_another: bool) -> None:
+    note = tuning.other_model_note(load_profile("smollm2-135m-cpu"), model, config)
+    assert (note is not None) == is_another
+    if note is not None:
+        assert "the profile is of SmolLM2-135M-Instruct, and the model is org/other" in note

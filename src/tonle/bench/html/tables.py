@@ -49,7 +49,7 @@ def _headline(run: Run, *, many: bool) -> Content:
     parts.append(". ")
     judged = [level for level in report.levels if level.slo]
     if judged:
-        held = [level for level in judged if all(result.holds for result in level.slo)]
+        held = [level for level in judged if level.holds_slo]
         parts.append(
             f"The SLO is held at {', '.join(level.label for level in held)}. "
             if held
@@ -148,8 +148,7 @@ def _slo(run: Run, *, titled: bool) -> Html:
             if result is None:
                 cells.append(NOTHING)
                 continue
-            value = "no value" if result.value_ms is None else duration_text(result.value_ms)
-            cells.append([value, " ", _verdict(holds=result.holds)])
+            cells.append([result.value_text, " ", _verdict(holds=result.holds)])
         cells += [rate_text(level.goodput_per_s), share_text(level.good_share)]
         rows.append(cells)
     heads = ["Load", *bounds, "goodput/s", "good requests"]
