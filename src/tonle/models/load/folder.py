@@ -52,6 +52,8 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
         str(source.path), stored_shapes(spec, where), tensors.shapes, rotary + [LM_HEAD] * spec.tie_embeddings
     )
 
+    _check_types(source, tensors, {place.stored for place in where.values()})
+
     def fetch(name: str) -> Weight:
         place = where[name]
         stored = tensors.get(place.stored, place.expert)
@@ -60,6 +62,15 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
         return replace(place, expert=None).of(stored)
 
     return spec, fetch
+
+
+def _check_types(source: ModelSource, tensors: Tensors, used: set[str]) -> None:
+    """Integers stand for weights only with scales beside them, in a form of `quantized`."""
+    for name in sorted(used & tensors.integers.keys()):
+        raise ModelError(
+            f"{source.path}: tensor {name} has type {tensors.integers[name]}, and its config names no quantization that "
+            f"would say what its integers stand for"
+        )
 
 
 def open_tensors(source: ModelSource) -> Tensors:

@@ -120,6 +120,18 @@ def test_wrong_tensors_are_named(folder: Path, change: Callable[[Tensors], None]
     refused(folder, complaint)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8, torch.bool])
+def test_integers_without_a_quantization_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    """Copied as they are, they would be weights of another model."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {name: torch.zeros(tensors[name].shape, dtype=dtype)}, file)
+    refused(
+        folder, r"tensor model\.layers\.1\.mlp\.up_proj\.weight has type (I32|I8|U8|BOOL), and .* names no quantization"
+    )
+
+
 def test_wrong_joined_tensors_are_named(tmp_path: Path) -> None:
     """By the checkpoint's own names and shapes, not ours."""
     save_folder("phi3", tmp_path)
@@ -197,7 +209,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_values_that_make_no_sense_are_refused(folder: Path, config: dict[str, Any]) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
-    refused(folder, "makes no sense|must be at least 1")
+    refused(folder, "makes no sense|must be at least 1|should name a positive number")
 
 
 @pytest.mark.parametrize(
