@@ -131,7 +131,7 @@ def test_a_folder_and_its_live_model_agree(family: str, tmp_path: Path) -> None:
     assert read_spec(resolve(tmp_path)) == live_spec(tiny_model(family))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "glm4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "glm", "glm4"])
 def test_a_gguf_file_and_its_live_model_agree(family: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     theirs = live_spec(save_gguf(family, path))
