@@ -27,7 +27,7 @@ from tonle.models.text_part import is_around_text
 from tonle.models.weights import EMBEDDING, LM_HEAD, Fetch, Owned, check_tensors
 
 # Files beside config.json that older checkpoints have their settings in, and their methods
-_OLDER_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OLDER_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 def load_folder(
@@ -95,5 +95,7 @@ def _config(source: ModelSource) -> dict[str, Any]:
     config = read_json(source.path / "config.json")
     for name, method in _OLDER_SETTINGS.items():
         if quantization_settings(config) is None and (file := source.path / name).is_file():
-            config["quantization_config"] = {"quant_method": method, **read_json(file)}
+            settings = read_json(file)
+            inner = settings.get("quantization")  # modelopt's are beside what wrote them
+            config["quantization_config"] = {"quant_method": method, **(inner if isinstance(inner, dict) else settings)}
     return config
