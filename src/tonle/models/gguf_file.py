@@ -122,12 +122,18 @@ class GGUFFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.metadata, self.tensors = _read(self.path)
-        if (count := self.metadata.get("split.count", 1)) > 1:
+        if (count := self._split("count", 1)) > 1:
             self._add_parts(count)
+
+    def _split(self, key: str, default: int) -> int:
+        value = self.metadata.get(f"split.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelError(f"{self.path}: corrupt: split.{key} should be a whole number, not {value!r}")
+        return value
 
     def _add_parts(self, count: int) -> None:
         """The tensors of the other files. This one has the metadata of all."""
-        if (number := self.metadata.get("split.no", 0)) != 0:
+        if (number := self._split("no", 0)) != 0:
             raise ModelError(f"{self.path}: part {number + 1} of {count} of a model; give the path of the first")
         parts = all_parts(self.path)
         if len(parts) != count:
@@ -141,7 +147,7 @@ class GGUFFile:
             if both := tensors.keys() & self.tensors.keys():
                 raise ModelError(f"{part}: tensor {min(both)} is in an earlier part, too")
             self.tensors |= tensors
-        if len(self.tensors) != (announced := self.metadata.get("split.tensors.count", len(self.tensors))):
+        if len(self.tensors) != (announced := self._split("tensors.count", len(self.tensors))):
             raise ModelError(
                 f"{self.path}: its {count} parts have {len(self.tensors)} tensors, but should have {announced}"
             )
