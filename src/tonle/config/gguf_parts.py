@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tonle.errors import ModelError
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
+_PART = re.compile(r"(.+)-(\d{5})-of-(?!00000)(\d{5})", re.DOTALL)
 
 
 def model_name(path: Path) -> str:
@@ -32,14 +32,24 @@ def whole_models(files: Iterable[Path]) -> list[Path]:
     return sorted({first_part(file) for file in files})
 
 
+def is_whole(path: Path) -> bool:
+    """Whether all of the model's files are there."""
+    return all(part.is_file() for part in _named(path))
+
+
 def all_parts(path: Path) -> list[Path]:
     """The files of one model, in order; of one that is not in parts, itself. Raises `ModelError` naming one that is missing."""
+    parts = _named(path)
+    for part in parts:
+        if len(parts) > 1 and not part.is_file():
+            raise ModelError(f"{part}: is missing; the model is in {len(parts)} files, which belong into one folder")
+    return parts
+
+
+def _named(path: Path) -> list[Path]:
+    """The files that the name of one of them calls for."""
     match = _PART.fullmatch(path.stem)
     if match is None:
         return [path]
-    count = int(match[3])
-    parts = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{path.suffix}") for number in range(1, count + 1)]
-    for part in parts:
-        if not part.is_file():
-            raise ModelError(f"{part}: is missing; the model is in {count} files, which belong into one folder")
-    return parts
+    numbers = range(1, int(match[3]) + 1)
+    return [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{path.suffix}") for number in numbers]

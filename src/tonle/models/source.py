@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tonle.config.cache_dir import cache_dir, hub_dir
-from tonle.config.gguf_parts import all_parts, model_name, whole_models
+from tonle.config.gguf_parts import all_parts, is_whole, model_name, whole_models
 from tonle.errors import ConfigError, ModelError
 
 # What a folder needs to be served. Some hub repositories carry the weights a second time, in subfolders or as
@@ -77,7 +77,8 @@ def cached_models() -> list[ModelSource]:
     from tonle.models import default_model
 
     default = default_model.find(cache_dir())
-    files = whole_models((*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name)))
+    present = (*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name))
+    files = [path for path in whole_models(present) if is_whole(path)]
     found = [ModelSource("gguf", path, default_model.NAME if path == default else model_name(path)) for path in files]
     return found + sorted(_in_hub_cache(), key=lambda source: source.name)
 
