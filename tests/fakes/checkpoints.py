@@ -18,7 +18,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes.gguf_metadata import as_stored, rope_tensors, write_longrope, write_shape
-from tests.fakes.tiny_families import GAIN_OFFSETS, GGUF_OVERRIDES, SHAPE, TINY, TURN_END, TURN_START, VOCAB_SIZE
+from tests.fakes.tiny_families import (
+    GAIN_OFFSETS,
+    GGUF_NAMES,
+    GGUF_OVERRIDES,
+    SHAPE,
+    TINY,
+    TURN_END,
+    TURN_START,
+    VOCAB_SIZE,
+)
 
 END_OF_TEXT = 0  # token id
 _SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -115,7 +124,7 @@ def save_folder(family: str, path: Path, *, max_shard_size: str = "1GB", seed: i
 def save_gguf(family: str, path: Path, *, quant: Quant = Quant.F32, seed: int = 0, **overrides: Any) -> Any:
     """Write a GGUF file with its matrices stored as `quant`; returns a live model with the values as stored."""
     model = tiny_model(family, seed=seed, **{**GGUF_OVERRIDES.get(family, {}), **overrides})
-    writer = gguf.GGUFWriter(path, "olmo2" if family == "olmo3" else family)
+    writer = gguf.GGUFWriter(path, GGUF_NAMES.get(family, family))
     write_shape(writer, family, model.config)
     _write_tokenizer(writer)
     if model.config.rope_parameters.get("rope_type") == "longrope":

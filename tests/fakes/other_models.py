@@ -48,6 +48,8 @@ PADDED: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_alibi": ("Falcon", {**_SHAPE, "alibi": True, "multi_query": False, "parallel_attn": False}),
     "bloom": ("Bloom", {**_IDS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),  # no positions but in attention
     "gptj": ("GPTJ", {**_OLD, "n_positions": 512, "rotary_dim": 8}),
+    "xglm": ("XGLM", {**_IDS, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4,
+                      "max_position_embeddings": 512}),
     "mpt": ("Mpt", {**_IDS, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}),
     "gpt_neo": ("GPTNeo", {**_IDS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 512,
                            "attention_types": [[["global", "local"], 1]], "window_size": 24}),

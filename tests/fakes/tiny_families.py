@@ -66,6 +66,7 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "glm": (hf.GlmConfig, hf.GlmForCausalLM, _GLM),
     "glm4": (hf.Glm4Config, hf.Glm4ForCausalLM, _GLM),
 }  # fmt: skip
+GGUF_NAMES = {"olmo3": "olmo2", "glm": "chatglm"}  # of architectures, where they are not the family's
 # What GGUF files of a family do not say, and so must be as in real models.
 GGUF_OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma": {"tie_word_embeddings": True},

@@ -32,5 +32,6 @@ def test_the_diff_is_in_the_code() -> None:
             assert line.startswith("+")
             shown[file] += line.removeprefix("+") + "\n"
     assert len(shown) == 3
+    assert "renamed=" in DIFF[1] and "joined=" in DIFF[1], "the family shown has names of its own"
     for file, lines in shown.items():
         assert lines in (ROOT / file).read_text(), f"{file} has changed: show it in CONTRIBUTING.md as it is"

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [1, 17, 49, 300]
 FEW = [1, 60]
-GGUF_FAMILIES = ("gemma", "gemma2", "gemma3", "phi3", "granite", "olmo2", "olmo3", "smollm3", "glm4")
+GGUF_FAMILIES = ("gemma", "gemma2", "gemma3", "phi3", "granite", "olmo2", "olmo3", "smollm3", "glm", "glm4")
 
 
 @pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in FIRST_FAMILIES])

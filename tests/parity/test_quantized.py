@@ -17,25 +17,29 @@ from tests.parity import test_adapters
 from tests.parity.test_forward import check
 from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.engine.text import load_text
+from tonle.models.adapters import Adapter
+from tonle.models.cpu import open as cpu_open
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
 from tonle.models.layers import Quantized
 from tonle.models.load import load
 from tonle.models.load.folder import open_folder
-from tonle.models.quantize import Quantization
+from tonle.models.quantize import Quantization, assemble_quantized, quantize
 from tonle.models.source import ModelSource, resolve
-from tonle.models.weights import Owned, assemble
+from tonle.models.weights import Owned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [1, 17, 60]
 
 
-def kept_packed(source: ModelSource) -> Decoder:
+def kept_packed(source: ModelSource, how: Quantization | None = None) -> Decoder:
     """With matrices as they are on a GPU that has no kernels for the model: unpacked in every step."""
     spec, fetch = open_folder(source)
-    return Decoder(spec, assemble(spec, fetch, Owned(torch.device("cpu"), torch.float32, unpacks=False)))
+    device = torch.device("cpu")
+    storage = Owned(device, torch.float32, unpacks=False)
+    return Decoder(spec, assemble_quantized(spec, fetch, storage, how, device, torch.float32))
 
 
 def compiled(source: ModelSource, **how: Any) -> CpuDecoder:
@@ -87,13 +91,58 @@ def test_stored_integers_reach_the_compiled_kernels(tmp_path: Path) -> None:
     assert compiled(resolve(tmp_path / "m")).formats() == ["4-bit", "float32"]  # the last matrix is not quantized
 
 
-def test_adapters_over_quantized_matrices(tmp_path: Path) -> None:
-    base = save_quantized("llama", tmp_path / "base", "gptq")
+@pytest.mark.parametrize("form", ["gptq", "awq", "fp8 blocks", "nf4", "bitsandbytes int8"])
+def test_adapters_over_quantized_matrices(form: str, tmp_path: Path) -> None:
+    base = save_quantized("llama", tmp_path / "base", form)
     source = resolve(tmp_path / "base")
     decoder = kept_packed(source)
     adapters = test_adapters.adapters_for(tmp_path, decoder.spec)
-    models = {slot: merge(copy.deepcopy(base), adapter) for slot, adapter in adapters.items()}
-    test_adapters.check(decoder, adapters, {-1: base, **models}, 1000)
+    test_adapters.check(decoder, adapters, merged(base, adapters), 1000)
+
+
+@pytest.fixture
+def in_int8(tmp_path: Path) -> tuple[ModelSource, Quantization, Any]:
+    """A folder, how it is quantized on load, and a live model with the weights that makes."""
+    base, how = save_folder("llama", tmp_path / "base"), Quantization("int8", 32)
+    for module in base.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = quantize(module.weight.data, "int8", 32).unpacked(torch.float32)
+    return resolve(tmp_path / "base"), how, base
+
+
+def test_adapters_over_what_loading_quantized(in_int8: tuple[ModelSource, Quantization, Any], tmp_path: Path) -> None:
+    source, how, base = in_int8
+    decoder = kept_packed(source, how)
+    assert isinstance(decoder.weights.layers[0].o.parts[0].weight, Quantized)
+    adapters = test_adapters.adapters_for(tmp_path, decoder.spec)
+    test_adapters.check(decoder, adapters, merged(base, adapters), 1000)
+
+
+def test_adapters_in_the_compiled_step(
+    in_int8: tuple[ModelSource, Quantization, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over quantized weights of a checkpoint, not over random ones as in `test_cpu_adapters.py`."""
+    monkeypatch.setattr(cpu_open, "_FLOAT_SHARE", 0.0)  # no steps through torch
+    source, how, base = in_int8
+    decoder = compiled(source, quantization=how)
+    assert decoder.formats() == ["8-bit"]
+    adapters = test_adapters.adapters_for(tmp_path, decoder.spec)
+    decoder.enable_adapters(3, 16)
+    for slot, adapter in adapters.items():
+        decoder.set_adapter(slot, adapter)
+    prompts = [random_tokens(length, decoder.spec.vocab_size) for length in test_adapters.LENGTHS]
+    models = merged(base, adapters)
+    for chunk in (1000, 7):
+        stepper = Stepper(decoder, prompts, adapter_slots=test_adapters.SLOTS)  # type: ignore[arg-type]
+        stepper.run(chunk)
+        for row, prompt in enumerate(prompts):
+            expected = test_adapters.reference(models[test_adapters.SLOTS[row]], prompt)
+            assert float((stepper.of(row) - expected).norm() / expected.norm()) < 1e-3
+
+
+def merged(base: Any, adapters: dict[int, Adapter]) -> dict[int, Any]:
+    """By slot; -1: without an adapter."""
+    return {-1: base, **{slot: merge(copy.deepcopy(base), adapter) for slot, adapter in adapters.items()}}
 
 
 def test_unpacking_on_request(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from tonle.config.gguf_parts import all_parts
 from tonle.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
@@ -32,13 +33,26 @@ class GgufHead(NamedTuple):
     vocab_size: int
     tied: bool  # no output matrix of its own
     commonest_type: str | None  # of most weights; None: 16 or 32 bits
-    file_bytes: int
+    file_bytes: int  # of all its files
+
+
+class _Tensor(NamedTuple):
+    name: str
+    sizes: list[int]  # innermost first
+    kind: int  # the format's number of its type
 
 
 def read_gguf_head(path: Path) -> GgufHead:
     """Raises `ModelError` naming the file."""
     if path.suffix.lower() != ".gguf":
         raise ModelError(f"{path} is neither a folder nor a .gguf file")
+    parts = all_parts(path)
+    heads = [_read_part(part) for part in parts]
+    metadata, tensors = heads[0][0], [tensor for _, tensors in heads for tensor in tensors]
+    return _head(parts[0], metadata, tensors, sum(part.stat().st_size for part in parts))
+
+
+def _read_part(path: Path) -> tuple[dict[str, Any], list[_Tensor]]:
     try:
         with path.open("rb") as file:
             return _read(_Reader(file, path))
@@ -92,7 +106,8 @@ def _skip(items: Any) -> None:
         pass
 
 
-def _read(reader: _Reader) -> GgufHead:
+def _read(reader: _Reader) -> tuple[dict[str, Any], list[_Tensor]]:
+    """Metadata and tensors of one file."""
     if reader.take(4) != b"GGUF":
         raise ModelError(f"{reader.path} is not a GGUF file")
     if (version := reader.number("<I")) not in (2, 3):
@@ -102,27 +117,32 @@ def _read(reader: _Reader) -> GgufHead:
     for _ in range(num_values):
         key = reader.text()
         metadata[key] = reader.value(reader.number("<I"))
-    names: set[str] = set()
-    weights: Counter[int] = Counter()
-    vocab_size = 0
+    tensors: list[_Tensor] = []
     for _ in range(num_tensors):
         name, sizes = reader.text(), [int(reader.number("<Q")) for _ in range(reader.number("<I"))]
         kind, _ = reader.number("<I"), reader.number("<Q")
-        names.add(name)
+        tensors.append(_Tensor(name, sizes, kind))
+    return metadata, tensors
+
+
+def _head(path: Path, metadata: dict[str, Any], tensors: list[_Tensor], file_bytes: int) -> GgufHead:
+    weights: Counter[int] = Counter()
+    vocab_size = 0
+    for name, sizes, kind in tensors:
         if name == "token_embd.weight" and sizes:
             vocab_size = sizes[-1]  # the file counts from the innermost
         elif len(sizes) > 1:
             weights[kind] += math.prod(sizes)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not vocab_size:
-        raise ModelError(f"{reader.path}: it holds no language model: its architecture or token_embd.weight is missing")
+        raise ModelError(f"{path}: it holds no language model: its architecture or token_embd.weight is missing")
     commonest = weights.most_common(1)[0][0] if weights else 0
     plain = commonest in (0, 1, 30)
     return GgufHead(
         architecture,
         metadata,
         vocab_size,
-        tied="output.weight" not in names,
+        tied=all(name != "output.weight" for name, _, _ in tensors),
         commonest_type=None if plain else _TYPES.get(commonest, f"type {commonest}"),
-        file_bytes=reader.path.stat().st_size,
+        file_bytes=file_bytes,
     )

@@ -14,6 +14,7 @@ from tonle.advise.gguf_head import read_gguf_head
 from tonle.advise.known_shapes import KNOWN_SHAPES, known_shape
 from tonle.advise.shape import ModelShape, dense_shape
 from tonle.config.cache_dir import hub_dir
+from tonle.config.gguf_parts import whole_models
 from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 
@@ -28,12 +29,12 @@ def find_model(name: str) -> ModelShape:
     if path.is_dir():
         if (path / "config.json").is_file():
             return shape_of_config(read_json(path / "config.json"), name=name, origin=str(path / "config.json"))
-        files = sorted(path.glob("*.gguf"))
+        files = whole_models(path.glob("*.gguf"))
         if len(files) == 1:
             return _of_gguf(files[0])
         raise ModelError(
             f"{path} has no config.json"
-            + (f" and {len(files)} GGUF files: name one of them" if files else " and no GGUF file")
+            + (f" and {len(files)} GGUF models: name one of them" if files else " and no GGUF file")
         )
     if cached := _cached_config(name):
         return shape_of_config(read_json(cached), name=name, origin="config.json in the hub's cache")

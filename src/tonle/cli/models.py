@@ -10,6 +10,7 @@ import typer
 
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption, ModelArgument
+from tonle.config.gguf_parts import all_parts
 from tonle.config.load_settings import load
 
 if TYPE_CHECKING:
@@ -72,5 +73,5 @@ def _show_table(sources: list[ModelSource]) -> None:
 
 def _num_bytes(path: Path) -> int:
     """On disk, links followed: the hub keeps a folder of links to its files."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    files = all_parts(path) if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)

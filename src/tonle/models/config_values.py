@@ -7,6 +7,7 @@ Does: check types and sizes; give errors the file's path. Does not: know which s
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,22 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
     if abs(value) > _MAX_SIZE:
         raise ModelError(f"the model's {key} is beyond any real model's")
     return value
+
+
+def number(config: Config, key: str, default: float) -> float:
+    """A positive one; `default` where the config names none."""
+    found = optional_number(config, key)
+    return default if found is None else found
+
+
+def optional_number(config: Config, key: str) -> float | None:
+    """A positive one; None where the config names none."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"the model's config should name a positive number as {key}, not {value!r}")
+    return float(value)
 
 
 def number_of_layers(config: Config, key: str) -> int:

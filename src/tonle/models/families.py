@@ -118,7 +118,9 @@ FAMILIES: dict[str, Family] = {
             "no_rope_layers": None, "no_rope_layer_interval": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True,
         },
     ),
-    "GlmForCausalLM": Family(qkv_bias=None, joined=_GATE_UP, pairs=True, defaults=_GLM),
+    "GlmForCausalLM": Family(
+        gguf="chatglm", gguf_interleaved=True, qkv_bias=None, joined=_QKV | _GATE_UP, pairs=True, defaults=_GLM
+    ),
     "Glm4ForCausalLM": Family(
         gguf="glm4", gguf_interleaved=True, qkv_bias=None, norms="both", joined=_GATE_UP, pairs=True, defaults=_GLM,
         renamed={

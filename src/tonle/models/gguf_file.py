@@ -1,4 +1,4 @@
-"""`GGUFFile`: what is in a GGUF file, read through a memory map.
+"""`GGUFFile`: what is in a GGUF file, or in the several that a model is split over, read through a memory map.
 
 Does: header, metadata, the place and type of every tensor, and a clear refusal of files that are cut short or broken.
 Does not: touch tensor bytes (see `load/gguf.py`), know of architectures, or need torch. Reads versions 2 and 3.
@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from tonle.config.gguf_parts import all_parts
 from tonle.errors import ModelError
 
 _MAGIC = b"GGUF"
@@ -112,26 +113,62 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file. The map is closed when the file and every view into it are gone.
+    """An open GGUF file, with the other parts of its model where that is split. The map is closed when the file and every view
+    into it are gone.
 
     `metadata` holds Python scalars and strings; arrays of numbers are numpy arrays, arrays of strings are lists.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        reader = _Reader(self.path, _map(self.path))
-        num_tensors, num_entries = reader.header()
-        self.metadata: dict[str, Any] = {}
-        for _ in range(num_entries):
-            key = reader.string("a metadata key")
-            self.metadata[key] = reader.value(f"metadata {key!r}")
-        self.tensors: dict[str, GGUFTensor] = reader.tensors(num_tensors, self._alignment())
+        self.metadata, self.tensors = _read(self.path)
+        if (count := self._split("count", 1)) > 1:
+            self._add_parts(count)
 
-    def _alignment(self) -> int:
-        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise ModelError(f"{self.path}: general.alignment must be a power of two, not {alignment!r}")
-        return alignment
+    def _split(self, key: str, default: int) -> int:
+        value = self.metadata.get(f"split.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelError(f"{self.path}: corrupt: split.{key} should be a whole number, not {value!r}")
+        return value
+
+    def _add_parts(self, count: int) -> None:
+        """The tensors of the other files. This one has the metadata of all."""
+        if (number := self._split("no", 0)) != 0:
+            raise ModelError(f"{self.path}: part {number + 1} of {count} of a model; give the path of the first")
+        parts = all_parts(self.path)
+        if len(parts) != count:
+            raise ModelError(
+                f"{self.path}: the first of {count} parts of a model, which should be named …-00001-of-{count:05}.gguf and so on"
+            )
+        for index, part in enumerate(parts[1:], start=1):
+            metadata, tensors = _read(part)
+            if (metadata.get("split.no"), metadata.get("split.count")) != (index, count):
+                raise ModelError(f"{part}: is not part {index + 1} of {count}, as its name says")
+            if both := tensors.keys() & self.tensors.keys():
+                raise ModelError(f"{part}: tensor {min(both)} is in an earlier part, too")
+            self.tensors |= tensors
+        if len(self.tensors) != (announced := self._split("tensors.count", len(self.tensors))):
+            raise ModelError(
+                f"{self.path}: its {count} parts have {len(self.tensors)} tensors, but should have {announced}"
+            )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """Metadata and tensors of one file."""
+    reader = _Reader(path, _map(path))
+    num_tensors, num_entries = reader.header()
+    metadata: dict[str, Any] = {}
+    for _ in range(num_entries):
+        key = reader.string("a metadata key")
+        metadata[key] = reader.value(f"metadata {key!r}")
+    return metadata, reader.tensors(num_tensors, _alignment(path, metadata))
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ModelError(f"{path}: general.alignment must be a power of two, not {alignment!r}")
+    return alignment
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -11,7 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from tonle.errors import ModelError
-from tonle.models.config_values import Config, by_layer, number_of_layers, token_ids, whole_number
+from tonle.models.config_values import (
+    Config,
+    by_layer,
+    number,
+    number_of_layers,
+    optional_number,
+    token_ids,
+    whole_number,
+)
 from tonle.models.families import Family, family
 from tonle.models.read_mixers import hf_mixers
 from tonle.models.read_rope import FULL, SLIDING, hf_rope, stretched
@@ -46,17 +54,17 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
         vocab_size=whole_number(config, "vocab_size"),
         hidden_size=hidden_size,
         layers=layers_of(row, attention, mixers, windows, ropes),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
         max_positions=stretched(max_positions, tuple(ropes)),
         long_positions=max_positions if any(rope and rope.long_factors for rope in ropes) else 0,
         gain_offset=row.gain_offset,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         embedding_scale=hidden_size**0.5
         if row.scaled_embedding
-        else float(_own(config, row, "embedding_multiplier", 1.0)),
-        residual_scale=float(_own(config, row, "residual_multiplier", 1.0)),
-        logit_scale=1.0 / float(_own(config, row, "logits_scaling", 1.0)),
-        logit_soft_cap=_own(config, row, "final_logit_softcapping"),
+        else _own_number(config, row, "embedding_multiplier") or 1.0,
+        residual_scale=_own_number(config, row, "residual_multiplier") or 1.0,
+        logit_scale=1.0 / (_own_number(config, row, "logits_scaling") or 1.0),
+        logit_soft_cap=_own_number(config, row, "final_logit_softcapping"),
         eos_ids=eos or token_ids(config.get("eos_token_id")),
         bos_id=config.get("bos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
@@ -66,6 +74,11 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
 def _own(config: Config, row: Family, key: str, default: Any = None) -> Any:
     """A setting that counts only in families whose rows name it."""
     return config[key] if key in row.defaults else default
+
+
+def _own_number(config: Config, row: Family, key: str) -> float | None:
+    """Likewise; None also where the config has null."""
+    return optional_number(config, key) if key in row.defaults else None
 
 
 def activation_of(config: Config, row: Family) -> Activation:
@@ -81,8 +94,8 @@ def _attention(config: Config, row: Family, hidden_size: int) -> AttentionSpec:
     """That of every layer, but for windows and positions."""
     num_heads = whole_number(config, "num_attention_heads")
     bias = bool(config.get("attention_bias", False))
-    scale = _own(config, row, "attention_multiplier")
-    if (score_size := _own(config, row, "query_pre_attn_scalar")) is not None:
+    scale = _own_number(config, row, "attention_multiplier")
+    if (score_size := _own_number(config, row, "query_pre_attn_scalar")) is not None:
         scale = score_size**-0.5
     return AttentionSpec(
         num_heads=num_heads,
@@ -90,7 +103,7 @@ def _attention(config: Config, row: Family, hidden_size: int) -> AttentionSpec:
         head_dim=whole_number(config, "head_dim", hidden_size // num_heads),
         rope=None,
         scale=scale,
-        soft_cap=_own(config, row, "attn_logit_softcapping"),
+        soft_cap=_own_number(config, row, "attn_logit_softcapping"),
         qk_norm=row.qk_norm,
         qk_norm_whole=row.qk_norm_whole,
         sinks=row.sinks,

@@ -6,7 +6,7 @@ Does: which layers have experts, how many, of which sizes, how they share. Does 
 from __future__ import annotations
 
 from tonle.errors import ModelError
-from tonle.models.config_values import Config, whole_number
+from tonle.models.config_values import Config, number, whole_number
 from tonle.models.families import ExpertsRow, Family
 from tonle.models.gguf_file import GGUFFile
 from tonle.models.spec import SWIGLUOAI_ALPHA, Activation, MixerSpec
@@ -40,7 +40,7 @@ def _hf_experts(config: Config, row: ExpertsRow, activation: Activation) -> Mixe
         size=whole_number(config, row.size),
         activation=activation,
         bias=row.bias,
-        clamp=float(config["swiglu_limit"]) if activation == "swigluoai" else 0.0,
+        clamp=number(config, "swiglu_limit", 0.0) if activation == "swigluoai" else 0.0,
         num_experts=whole_number(config, count),
         experts_per_token=whole_number(config, "num_experts_per_tok"),
         normed_shares=normed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from tonle.errors import ModelError
-from tonle.models.config_values import Config, whole_number
+from tonle.models.config_values import Config, number, optional_number, whole_number
 from tonle.models.families import Family
 from tonle.models.spec import RopeSpec
 
@@ -23,35 +23,42 @@ def hf_rope(config: Config, row: Family, head_dim: int, layer_type: str = FULL) 
     elif layer_type == SLIDING and "rope_local_base_freq" in row.defaults:  # scaling concerns the others
         options = {"rope_theta": config["rope_local_base_freq"]}
     kind = options.get("rope_type") or options.get("type") or "default"
-    theta = float(options.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    theta = number(options, "rope_theta", number(config, "rope_theta", 10_000.0))
     rotated = rotated_part(config, options, row, head_dim)
     max_positions = whole_number(config, "max_position_embeddings")
-    original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
-    original = original or max_positions
+    in_scaling = number(options, "original_max_position_embeddings", max_positions)
+    original = int(number(config, "original_max_position_embeddings", in_scaling))
     if kind in ("longrope", "su") or options.get("long_factor"):  # Phi-3 has called it yarn, too
         return _longrope(theta, rotated, max_positions, original, options)
     try:
         if kind == "default":
             return RopeSpec(theta=theta, rotated=rotated)
         if kind == "linear":
-            return RopeSpec(theta=theta, kind="linear", factor=float(options["factor"]), rotated=rotated)
+            return RopeSpec(theta=theta, kind="linear", factor=_setting(options, "factor"), rotated=rotated)
         if kind == "llama3":
             return RopeSpec(
-                theta=theta, kind="llama3", factor=float(options["factor"]), original_max_positions=original,
-                low_freq_factor=float(options["low_freq_factor"]), high_freq_factor=float(options["high_freq_factor"]),
+                theta=theta, kind="llama3", factor=_setting(options, "factor"), original_max_positions=original,
+                low_freq_factor=_setting(options, "low_freq_factor"), high_freq_factor=_setting(options, "high_freq_factor"),
                 rotated=rotated,
             )  # fmt: skip
         if kind == "yarn":
-            factor = options.get("factor") or max_positions / original
+            factor = number(options, "factor", max_positions / original)
             return yarn(theta, original, {**options, "factor": factor}, rotated)
     except KeyError as error:
         raise ModelError(f"rope scaling {kind!r} lacks the setting {error}") from None
     raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3, yarn, longrope")
 
 
+def _setting(options: Config, key: str) -> float:
+    """One that must be there; `KeyError` if it is not."""
+    if options.get(key) is None:
+        raise KeyError(key)
+    return number(options, key, 1.0)
+
+
 def rotated_part(config: Config, options: Config, row: Family, head_dim: int) -> int | None:
     """`RopeSpec.rotated`."""
-    part = float(options.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    part = number(options, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
     if part == 1:
         return None
     if "partial_rotary_factor" not in row.defaults:
@@ -62,19 +69,26 @@ def rotated_part(config: Config, options: Config, row: Family, head_dim: int) ->
 
 
 def yarn(theta: float, original: int, options: Config, rotated: int | None = None) -> RopeSpec:
-    factor = float(options["factor"])
+    factor = _setting(options, "factor")
+    if theta <= 1 or original < 1:
+        raise ModelError(
+            f"rope scaling 'yarn' needs a rope_theta above 1 and an original context of a token or more, not {theta:g} and "
+            f"{original}"
+        )
 
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    attention_factor = options.get("attention_factor")
+    attention_factor = optional_number(options, "attention_factor")
     if attention_factor is None:
-        top, bottom = options.get("mscale"), options.get("mscale_all_dim")
+        top, bottom = (
+            optional_number(options, key) if options.get(key) else None for key in ("mscale", "mscale_all_dim")
+        )
         attention_factor = magnitude(top) / magnitude(bottom) if top and bottom else magnitude(1.0)
     return RopeSpec(
         theta=theta, kind="yarn", factor=factor, original_max_positions=original,
-        beta_fast=float(options.get("beta_fast") or 32.0), beta_slow=float(options.get("beta_slow") or 1.0),
-        truncate=bool(options.get("truncate", True)), attention_factor=float(attention_factor), rotated=rotated,
+        beta_fast=number(options, "beta_fast", 32.0), beta_slow=number(options, "beta_slow", 1.0),
+        truncate=bool(options.get("truncate", True)), attention_factor=attention_factor, rotated=rotated,
     )  # fmt: skip
 
 
@@ -82,15 +96,22 @@ def _longrope(theta: float, rotated: int | None, max_positions: int, original: i
     for name in ("short_factor", "long_factor"):
         if name not in options:
             raise ModelError(f"rope scaling 'longrope' lacks the setting {name!r}")
-    factor = float(options.get("factor") or max_positions / original)
-    attention_factor = options.get("attention_factor")
+    factor = number(options, "factor", max_positions / original)
+    attention_factor = optional_number(options, "attention_factor")
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return RopeSpec(
-        theta=theta, kind="factors", factors=tuple(map(float, options["short_factor"])),
-        long_factors=tuple(map(float, options["long_factor"])), original_max_positions=original,
-        attention_factor=float(attention_factor), rotated=rotated,
+        theta=theta, kind="factors", factors=_factors(options, "short_factor"),
+        long_factors=_factors(options, "long_factor"), original_max_positions=original,
+        attention_factor=attention_factor, rotated=rotated,
     )  # fmt: skip
+
+
+def _factors(options: Config, key: str) -> tuple[float, ...]:
+    values = options[key]
+    if not isinstance(values, list | tuple) or not values:
+        raise ModelError(f"rope scaling 'longrope' should have a list of numbers as {key}, not {values!r}")
+    return tuple(number({key: value}, key, 1.0) for value in values)
 
 
 def stretched(max_positions: int, ropes: tuple[RopeSpec | None, ...]) -> int:

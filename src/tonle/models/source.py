@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tonle.config.cache_dir import cache_dir, hub_dir
+from tonle.config.gguf_parts import all_parts, is_whole, model_name, whole_models
 from tonle.errors import ConfigError, ModelError
 
 # What a folder needs to be served. Some hub repositories carry the weights a second time, in subfolders or as
@@ -27,7 +28,7 @@ class ModelSource:
     """A model's files, present on this machine."""
 
     kind: Literal["folder", "gguf"]
-    path: Path  # the folder with config.json, or the .gguf file
+    path: Path  # the folder with config.json, or the .gguf file; of a model in several, the first
     name: str  # what clients of the API call it
     chat_template: Path | None = None  # a Jinja file to use instead of the model's own
 
@@ -76,8 +77,9 @@ def cached_models() -> list[ModelSource]:
     from tonle.models import default_model
 
     default = default_model.find(cache_dir())
-    files = {*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name)}
-    found = [ModelSource("gguf", path, default_model.NAME if path == default else path.stem) for path in sorted(files)]
+    present = (*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name))
+    files = [path for path in whole_models(present) if is_whole(path)]
+    found = [ModelSource("gguf", path, default_model.NAME if path == default else model_name(path)) for path in files]
     return found + sorted(_in_hub_cache(), key=lambda source: source.name)
 
 
@@ -86,15 +88,20 @@ def _local(path: Path) -> ModelSource:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is neither a folder nor a .gguf file")
-        return ModelSource("gguf", path, path.stem)
+        return _gguf(path)
     if (path / "config.json").is_file():
         return ModelSource("folder", path, path.name)
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = whole_models(path.glob("*.gguf"))
     if len(ggufs) == 1:
-        return ModelSource("gguf", ggufs[0], ggufs[0].stem)
+        return _gguf(ggufs[0])
     if ggufs:
-        raise ModelError(f"{path} holds {len(ggufs)} GGUF files; name one: {', '.join(file.name for file in ggufs)}")
+        raise ModelError(f"{path} holds {len(ggufs)} GGUF models; name one: {', '.join(file.name for file in ggufs)}")
     raise ModelError(f"{path} is no model: it has neither a config.json nor a .gguf file")
+
+
+def _gguf(path: Path) -> ModelSource:
+    """Of a model in parts, each of them stands for all."""
+    return ModelSource("gguf", all_parts(path)[0], model_name(path))
 
 
 def _from_hub(name: str, *, progress: bool) -> ModelSource:

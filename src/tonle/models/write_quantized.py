@@ -2,7 +2,7 @@
 
 Does: the format of compressed-tensors (packed integers; or 8-bit floats, with activations to be quantized as they come), in
 shards with an index, and the other files of the folder. The folder appears when it is complete. Does not: quantize embeddings,
-the last matrix, or routers; calibrate on data.
+the last matrix, routers, or parts that see or hear; calibrate on data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ import torch
 from tonle.config.model_json import read_json
 from tonle.errors import ConfigError, ModelError
 from tonle.models.layers import Quantized
-from tonle.models.load.folder import open_folder
+from tonle.models.load.folder import open_folder, quantization_method
 from tonle.models.load.places import places
-from tonle.models.load.quantized import quantization_settings
 from tonle.models.load.stored_tensors import StoredTensors, weight_files
 from tonle.models.quantize import FewBits, group_of, is_quantizable, quantize
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
+from tonle.models.text_part import is_around_text, text_name
 from tonle.models.weights import EMBEDDING, LM_HEAD, tensor_shapes
 
 Tensors = dict[str, torch.Tensor]
@@ -51,7 +51,8 @@ def write_quantized(source: ModelSource, out: Path, to: FewBits, group_size: int
     config = _check(source, out)
     spec, _ = open_folder(source)  # checks every tensor
     stored = StoredTensors(source.path)
-    chosen = _matrices(spec, stored)
+    text = _text_tensors(config, stored)
+    chosen = _matrices(spec, stored, text)
     group = _common_group(stored, chosen, group_size)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -61,7 +62,7 @@ def write_quantized(source: ModelSource, out: Path, to: FewBits, group_size: int
             writer.add(_packed(name, tensor, to, group) if name in chosen else {name: tensor})
         written = Written(_num_bytes(source.path), writer.close(), len(chosen))
         _copy_others(source.path, partial)
-        settings = _settings(to, group, _left_out(stored, chosen))
+        settings = _settings(to, group, _left_out(stored, chosen, text))
         (partial / "config.json").write_text(json.dumps({**config, "quantization_config": settings}, indent=2) + "\n")
         partial.chmod(0o755)
         partial.rename(out)
@@ -80,18 +81,25 @@ def _check(source: ModelSource, out: Path) -> dict[str, Any]:
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder, or remove it")
     config = read_json(source.path / "config.json")
-    if quantization_settings(config) is not None:
+    if quantization_method(source) is not None:
         raise ModelError(
             f"{source.path}: is quantized already, and quantizing twice adds up errors; give the original checkpoint"
         )
     return config
 
 
-def _matrices(spec: ModelSpec, stored: StoredTensors) -> set[str]:
+def _text_tensors(config: dict[str, Any], stored: StoredTensors) -> dict[str, str]:
+    """From a tensor's name in a plain checkpoint to its name in this one, which may have other parts than text."""
+    if not is_around_text(config):
+        return {name: name for name in stored.shapes}
+    return {plain: name for name in stored.shapes if (plain := text_name(name)) is not None}
+
+
+def _matrices(spec: ModelSpec, stored: StoredTensors, text: dict[str, str]) -> set[str]:
     """The checkpoint's names of the matrices to quantize."""
-    where = places(spec, stored.shapes)
-    chosen = {where[name].stored for name in tensor_shapes(spec) if is_quantizable(name) and name != LM_HEAD}
-    for name in chosen:
+    where = places(spec, text)
+    chosen = {text[where[name].stored] for name in tensor_shapes(spec) if is_quantizable(name) and name != LM_HEAD}
+    for name in sorted(chosen):
         if len(stored.shapes[name]) != 2 or not name.endswith(".weight"):
             raise ModelError(
                 f"{stored.folder}: {name} holds the matrices of all experts, for which the format has no form that others load; "
@@ -157,15 +165,23 @@ def _settings(to: FewBits, group: int, ignored: list[str]) -> dict[str, Any]:
     form = "float-quantized" if to == "fp8" else "pack-quantized"
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": activations if to == "fp8" else None,
               "output_activations": None, "format": form}  # fmt: skip
-    return {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-            "config_groups": {"group_0": scheme}, "ignore": ignored, "kv_cache_scheme": None}  # fmt: skip
+    settings = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+                "config_groups": {"group_0": scheme}, "ignore": ignored, "kv_cache_scheme": None}  # fmt: skip
+    # transformers 5.23 takes packed zero points for tensors of a wrong shape, unless it unpacks weights as it loads them.
+    return settings | {"dequantize": True} if to == "int4" else settings
 
 
-def _left_out(stored: StoredTensors, chosen: set[str]) -> list[str]:
+def _left_out(stored: StoredTensors, chosen: set[str], text: dict[str, str]) -> list[str]:
     """Modules with a matrix that is not quantized. The last one is named also where it is the embedding."""
-    others = {name.removesuffix(".weight") for name, shape in stored.shapes.items()
-              if len(shape) == 2 and name.endswith(".weight") and name not in chosen and name != EMBEDDING}  # fmt: skip
-    return sorted({*others, LM_HEAD.removesuffix(".weight")})
+    matrices = {name: stored.shapes[of] for name, of in text.items() if of not in chosen}
+    others = {text[name].removesuffix(".weight") for name, shape in matrices.items()
+              if len(shape) == 2 and name.endswith(".weight") and name != EMBEDDING}  # fmt: skip
+    return sorted({*others, LM_HEAD.removesuffix(".weight"), *_other_parts(stored.shapes.keys() - set(text.values()))})
+
+
+def _other_parts(names: Collection[str]) -> set[str]:
+    """Patterns for whole parts: the modules of a live model, and vLLM's, have other beginnings than the checkpoint's tensors."""
+    return {rf"re:(.*\.)?{name.removeprefix('model.').partition('.')[0]}\..*" for name in names}
 
 
 class _Writer:

@@ -34,6 +34,13 @@ def test_what_is_here(caches: dict[str, str], tmp_path: Path) -> None:
     assert row.split() == ["mine", "gguf", "2", "kB", str(file)]
 
 
+def test_the_size_of_a_model_in_several_files(caches: dict[str, str], tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / "tonle" / "models" / f"mine-0000{number}-of-00002.gguf").write_bytes(b"x" * 1500)
+    (entry,) = json.loads(tonle("models", "--json", **caches).stdout)
+    assert (entry["name"], entry["bytes"]) == ("mine", 3000)
+
+
 def test_pull_says_where_a_model_is(caches: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.write_bytes(b"x")

@@ -113,6 +113,7 @@ def test_version_2_and_alignment(written: Any) -> None:
     (header(entries=1) + string("k") + struct.pack("<IIQ", 9, 50, 1), "array of the unknown value type 50"),
     (header(entries=1) + string("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000, "arrays inside each other"),
     (header(entries=1) + string("general.alignment") + struct.pack("<II", 4, 3), "power of two"),
+    (header(entries=1) + string("split.count") + struct.pack("<I", 8) + string("x"), "split.count should be a whole number"),
     (header(tensors=1) + string("t"), "truncated: the file ends inside the entry of tensor t"),
     (header(tensors=1) + entry("t", 1, 1, 1, 1, 1), "tensor t has 5 dimensions"),
     (header(tensors=1) + entry("t", 1, type_id=99), "tensor t has the unknown type 99"),

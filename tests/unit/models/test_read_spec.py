@@ -32,6 +32,12 @@ LLAMA3_SCALING = {
 }
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+GRANITE = {"architectures": ["GraniteForCausalLM"]}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": None}
+
+
 def test_llama_in_numbers() -> None:
     spec = from_hf_config(LLAMA, {"eos_token_id": 7})
     assert (spec.head_dim, spec.q_size, spec.kv_size) == (64, 2048, 512)
@@ -71,6 +77,20 @@ def test_yarn_stretches_the_context() -> None:
     ({"vocab_size": None}, "whole number as vocab_size"),
     ({"num_hidden_layers": 0}, "num_layers must be at least 1"),
     ({"head_dim": 65}, "even part of head_dim 65"),
+    ({"rms_norm_eps": -5}, "should name a positive number as rms_norm_eps, not -5"),
+    ({"rms_norm_eps": float("nan")}, "positive number as rms_norm_eps, not nan"),
+    ({"rope_theta": True}, "positive number as rope_theta, not True"),
+    ({"rope_scaling": {**YARN, "beta_fast": -1}}, "positive number as beta_fast, not -1"),
+    ({"rope_scaling": {**YARN, "factor": -4.0}}, r"positive number as factor, not -4\.0"),
+    ({"rope_scaling": {**YARN, "original_max_position_embeddings": -1}}, "positive number as original_max_position_embeddings"),
+    ({"rope_scaling": YARN, "rope_theta": 0.5}, r"needs a rope_theta above 1 and .*, not 0\.5 and 4096"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "positive number as factor, not 'x'"),
+    ({**GRANITE, "attention_multiplier": "x"}, "positive number as attention_multiplier, not 'x'"),
+    ({**GRANITE, "logits_scaling": 0}, "positive number as logits_scaling, not 0"),
+    ({**GEMMA2, "final_logit_softcapping": "x"}, "positive number as final_logit_softcapping, not 'x'"),
+    ({**GEMMA2, "query_pre_attn_scalar": -1}, "positive number as query_pre_attn_scalar, not -1"),
+    ({"rope_scaling": {**LONGROPE, "short_factor": []}}, r"list of numbers as short_factor, not \[\]"),
+    ({"rope_scaling": {**LONGROPE, "long_factor": ["x"]}}, "positive number as long_factor, not 'x'"),
 ])  # fmt: skip
 def test_refusals(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ModelError, match=complaint):
@@ -111,7 +131,7 @@ def test_a_folder_and_its_live_model_agree(family: str, tmp_path: Path) -> None:
     assert read_spec(resolve(tmp_path)) == live_spec(tiny_model(family))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "glm4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "glm", "glm4"])
 def test_a_gguf_file_and_its_live_model_agree(family: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     theirs = live_spec(save_gguf(family, path))

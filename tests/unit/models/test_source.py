@@ -116,6 +116,17 @@ def test_cached_models(tmp_path: Path) -> None:
     ]
 
 
+def test_cached_models_in_several_files(tmp_path: Path) -> None:
+    folder = default_model.path(cache_dir()).parent
+    folder.mkdir(parents=True)
+    for name in ("big-00001-of-00002", "big-00002-of-00002", "half-00002-of-00002", "none-00000-of-00000"):
+        (folder / f"{name}.gguf").write_bytes(b"GGUF")
+    assert cached_models() == [
+        ModelSource("gguf", folder / "big-00001-of-00002.gguf", "big"),
+        ModelSource("gguf", folder / "none-00000-of-00000.gguf", "none-00000-of-00000"),
+    ]
+
+
 def test_needs_no_torch() -> None:
     modules = "tonle.models.source, tonle.models.default_model, tonle.models.gguf_file, tonle.models.read_spec"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

@@ -11,11 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.checkpoints import save_folder, save_gguf
+from tests.fakes.other_models import AROUND_TEXT, model_around_text, save_other
+from tests.fakes.quantized_checkpoints import save_quantized
+from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.errors import ConfigError, ModelError
 from tonle.models import write_quantized as module
 from tonle.models.load import load
 from tonle.models.quantize import FewBits, Quantization
 from tonle.models.source import resolve
+from tonle.models.text_part import text_name
 from tonle.models.write_quantized import write_quantized
 
 KINDS = ("qkv", "o", "gate_up", "down")
@@ -51,10 +55,8 @@ def test_read_back(original: Path, tmp_path: Path, to: FewBits, group_size: int)
 @pytest.mark.parametrize("to", ["int8", "int4", "fp8"])
 def test_transformers_reads_it(original: Path, tmp_path: Path, to: FewBits) -> None:
     pytest.importorskip("compressed_tensors")
-    from transformers import AutoModelForCausalLM, __version__
+    from transformers import AutoModelForCausalLM
 
-    if to == "int4" and __version__ == "5.23.0":
-        pytest.skip("transformers 5.23.0 takes packed zero points for a mistake; 5.22 reads them")
     write(original, tmp_path / "out", to)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.inference_mode():
@@ -63,6 +65,30 @@ def test_transformers_reads_it(original: Path, tmp_path: Path, to: FewBits) -> N
     for mine, theirs in zip(ours.weights.layers, model.model.layers, strict=True):
         assert torch.equal(mine.o.parts[0].dense, theirs.self_attn.o_proj.weight)
         assert torch.equal(mine.down.parts[0].dense, theirs.mlp.down_proj.weight)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("name", [name for name in AROUND_TEXT if name != "qwen3_vl_moe"])
+@torch.inference_mode()
+def test_the_text_of_models_that_see(name: str, to: FewBits, tmp_path: Path) -> None:
+    """Other parts stay as they are, tensor by tensor; here and in transformers the copy says the same."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForImageTextToText
+
+    original, out = tmp_path / "m", tmp_path / "out"
+    save_other(model_around_text(name), original)
+    written = write(original, out, to)
+    assert written.num_matrices == 14
+    before, after = load_file(original / "model.safetensors"), load_file(out / "model.safetensors")
+    kept = {key for key in before if key in after}
+    assert all(torch.equal(before[key], after[key]) for key in kept)
+    assert {key for key in before if text_name(key) is None} <= kept
+    tokens = random_tokens(40, 300)
+    stepper = Stepper(load(resolve(out)), [tokens])
+    stepper.run(25)
+    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
+    expected = model(torch.tensor([tokens])).logits[0]
+    assert float((stepper.of(0) - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_shards(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +111,19 @@ def test_what_is_refused(original: Path, tmp_path: Path) -> None:
     write(original, tmp_path / "out", "int8")
     with pytest.raises(ModelError, match="is quantized already, and quantizing twice adds up errors"):
         write(tmp_path / "out", tmp_path / "twice", "int4")
+    save_other(model_around_text("qwen3_vl_moe"), tmp_path / "moe")
+    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.experts\.\w+ holds the matrices of all experts"):
+        write(tmp_path / "moe", tmp_path / "few", "int4")
+    save_quantized("llama", tmp_path / "old", "awq")
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    (tmp_path / "old" / "quant_config.json").write_text(json.dumps(config.pop("quantization_config")))
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="is quantized already"):
+        write(tmp_path / "old", tmp_path / "few", "int4")
     save_gguf("llama", tmp_path / "m.gguf")
     with pytest.raises(ModelError, match=r"is a GGUF file.*give the folder of the original checkpoint"):
         write(tmp_path / "m.gguf", tmp_path / "gguf", "int4")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.gguf", "out", "there"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.gguf", "moe", "old", "out", "there"]
 
 
 def test_nothing_is_left_of_one_that_failed(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

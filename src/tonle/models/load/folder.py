@@ -27,7 +27,7 @@ from tonle.models.text_part import is_around_text
 from tonle.models.weights import EMBEDDING, LM_HEAD, Fetch, Owned, check_tensors
 
 # Files beside config.json that older checkpoints have their settings in, and their methods
-_OLDER_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OLDER_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 def load_folder(
@@ -52,6 +52,8 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
         str(source.path), stored_shapes(spec, where), tensors.shapes, rotary + [LM_HEAD] * spec.tie_embeddings
     )
 
+    _check_types(source, tensors, {place.stored for place in where.values()})
+
     def fetch(name: str) -> Weight:
         place = where[name]
         stored = tensors.get(place.stored, place.expert)
@@ -60,6 +62,15 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
         return replace(place, expert=None).of(stored)
 
     return spec, fetch
+
+
+def _check_types(source: ModelSource, tensors: Tensors, used: set[str]) -> None:
+    """Integers stand for weights only with scales beside them, in a form of `quantized`."""
+    for name in sorted(used & tensors.integers.keys()):
+        raise ModelError(
+            f"{source.path}: tensor {name} has type {tensors.integers[name]}, and its config names no quantization that "
+            f"would say what its integers stand for"
+        )
 
 
 def open_tensors(source: ModelSource) -> Tensors:
@@ -84,5 +95,7 @@ def _config(source: ModelSource) -> dict[str, Any]:
     config = read_json(source.path / "config.json")
     for name, method in _OLDER_SETTINGS.items():
         if quantization_settings(config) is None and (file := source.path / name).is_file():
-            config["quantization_config"] = {"quant_method": method, **read_json(file)}
+            settings = read_json(file)
+            inner = settings.get("quantization")  # modelopt's are beside what wrote them
+            config["quantization_config"] = {"quant_method": method, **(inner if isinstance(inner, dict) else settings)}
     return config

@@ -33,7 +33,8 @@ _MODULES = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+_ALL_EXPERTS = "_exps"
 _TENSOR_OF_EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\..+")
 
 
@@ -43,6 +44,9 @@ def gguf_places(spec: ModelSpec, found: Collection[str]) -> dict[str, Place]:
     in_pairs = family(spec.architecture).gguf_interleaved
 
     def stored_module(index: int, module: str) -> str:
+        expert = _EXPERT.fullmatch(module)
+        if expert and (alone := f"blk.{index}.ffn_{expert[2]}.{expert[1]}") in modules:  # files of before April 2024
+            return alone
         stored = f"blk.{index}.{_module(spec.layers[index], module)}"
         after = f"blk.{index}.post_attention_norm"  # what gpt-oss calls the norm before its mixers
         before_mixer = stored == f"blk.{index}.ffn_norm" and stored not in modules and after in modules
@@ -60,14 +64,16 @@ def gguf_places(spec: ModelSpec, found: Collection[str]) -> dict[str, Place]:
 
 def _in_all_experts(name: str, place: Place) -> Place:
     match = _TENSOR_OF_EXPERT.fullmatch(name)
-    return place if match is None else replace(place, expert=int(match[1]))
+    if match is None or _ALL_EXPERTS not in place.stored:
+        return place
+    return replace(place, expert=int(match[1]))
 
 
 def _module(layer: LayerSpec, module: str) -> str:
     if module in _MODULES:
         return _MODULES[module]
     if match := _EXPERT.fullmatch(module):  # one tensor holds those of all experts
-        return f"ffn_{match[1]}_exps"
+        return f"ffn_{match[2]}{_ALL_EXPERTS}"
     names = norm_names(layer)  # the same name stands for another norm where a layer has more of them
     norms = {
         names.before_mixer: "ffn_norm",

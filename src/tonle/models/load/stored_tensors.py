@@ -19,6 +19,7 @@ from tonle.models.weights import Shape
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_FLOATS = ("F", "BF")  # what types that are floats begin with: F32, F8_E4M3, BF16
 
 
 class Tensors(Protocol):
@@ -26,6 +27,10 @@ class Tensors(Protocol):
 
     @property
     def shapes(self) -> dict[str, Shape]: ...
+
+    @property
+    def integers(self) -> dict[str, str]:
+        """The types of those that are no floats, and not packed ones either."""
 
     def get(self, name: str, expert: int | None = None) -> Weight:
         """Of a tensor that holds all experts, in its first dimension: this one's alone."""
@@ -38,9 +43,13 @@ class StoredTensors:
         self.folder = folder
         files = [open_safetensors(file) for file in weight_files(folder)]
         self._homes: dict[str, Any] = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
-        self.shapes: dict[str, Shape] = {
-            name: tuple(file.get_slice(name).get_shape()) for name, file in self._homes.items()
-        }
+        self.shapes: dict[str, Shape] = {}
+        self.integers: dict[str, str] = {}
+        for name, file in self._homes.items():
+            header = file.get_slice(name)
+            self.shapes[name] = tuple(header.get_shape())
+            if not (dtype := str(header.get_dtype())).startswith(_FLOATS):
+                self.integers[name] = dtype
 
     def get(self, name: str, expert: int | None = None) -> torch.Tensor:
         if name not in self._homes:

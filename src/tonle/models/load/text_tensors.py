@@ -20,6 +20,9 @@ class TextTensors:
         self._tensors = tensors
         self._stored = {name: stored for stored in tensors.shapes if (name := text_name(stored)) is not None}
         self.shapes: dict[str, Shape] = {name: tensors.shapes[stored] for name, stored in self._stored.items()}
+        self.integers = {
+            name: tensors.integers[stored] for name, stored in self._stored.items() if stored in tensors.integers
+        }
         self._turned = {name for name, shape in self.shapes.items() if _is_turned(name, shape, hidden_size)}
         for name in self._turned:
             experts, inputs, outputs = self.shapes[name]

@@ -15,9 +15,11 @@ from gguf import GGMLQuantizationType as Quant
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.checkpoints import save_folder, save_gguf, tiny_model
+from tests.fakes.quantized_checkpoints import save_quantized
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGMLType, GGUFFile
 from tonle.models.load import default_dtype, load
+from tonle.models.load.folder import quantization_method
 from tonle.models.source import resolve
 
 Tensors = dict[str, torch.Tensor]
@@ -120,6 +122,18 @@ def test_wrong_tensors_are_named(folder: Path, change: Callable[[Tensors], None]
     refused(folder, complaint)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8, torch.bool])
+def test_integers_without_a_quantization_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    """Copied as they are, they would be weights of another model."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {name: torch.zeros(tensors[name].shape, dtype=dtype)}, file)
+    refused(
+        folder, r"tensor model\.layers\.1\.mlp\.up_proj\.weight has type (I32|I8|U8|BOOL), and .* names no quantization"
+    )
+
+
 def test_wrong_joined_tensors_are_named(tmp_path: Path) -> None:
     """By the checkpoint's own names and shapes, not ours."""
     save_folder("phi3", tmp_path)
@@ -197,7 +211,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_values_that_make_no_sense_are_refused(folder: Path, config: dict[str, Any]) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
-    refused(folder, "makes no sense|must be at least 1")
+    refused(folder, "makes no sense|must be at least 1|should name a positive number")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +233,7 @@ def test_headers_that_make_no_sense_are_refused(folder: Path, header: bytes) -> 
         ("int8", "quantization_config should be a JSON object, not 'int8'"),
         ({"quant_method": "awq", "version": "gemv"}, "AWQ checkpoints in the layout 'gemv'"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "GPTQ checkpoints in the layout 'marlin'"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with 'modelopt'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with 'modelopt' in the form 'NVFP4'"),
         (
             {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
             "compressed-tensors checkpoints in the format 'nvfp4-pack-quantized'",
@@ -238,6 +252,37 @@ def test_quantizations_that_are_refused(folder: Path, quantization: Any, said: s
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     refused(folder, said)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in the config", "in a file beside it"])
+def test_modelopt(tmp_path: Path, *, beside: bool) -> None:
+    """Its settings in `config.json`, or alone in `hf_quant_config.json`; with scales of activations, keys and values."""
+    folder = tmp_path / "m"
+    model = save_quantized("llama", folder, "fp8 per tensor")
+    file = folder / "model.safetensors"
+    scales = {f"model.layers.{layer}.self_attn.{name}": torch.tensor(1.0) for layer in range(2)
+              for name in ("q_proj.input_scale", "k_proj.k_scale", "v_proj.v_scale")}  # fmt: skip
+    save_file(load_file(file) | scales, file)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+
+    def write(algorithm: str | None) -> None:
+        settings = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+        own = {} if beside else {"quantization_config": {"quant_method": "modelopt", **settings}}
+        (folder / "config.json").write_text(json.dumps(config | own))
+        if beside:
+            about = {"producer": {"name": "modelopt"}, "quantization": settings}
+            (folder / "hf_quant_config.json").write_text(json.dumps(about))
+
+    write("FP8")
+    decoder = load(resolve(folder))
+    assert quantization_method(resolve(folder)) == "modelopt"
+    assert torch.equal(decoder.weights.layers[1].o.parts[0].dense, model.model.layers[1].self_attn.o_proj.weight)
+    write("NVFP4")
+    refused(folder, "quantized with 'modelopt' in the form 'NVFP4' are not supported; supported: AWQ")
+    save_folder("llama", folder)
+    write(None)
+    load(resolve(folder))
 
 
 def test_gguf_types_that_are_refused(tmp_path: Path) -> None:

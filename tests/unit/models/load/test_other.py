@@ -149,6 +149,8 @@ def test_an_outline_is_read_without_torch(folder: Path) -> None:
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (32, 71, 1, 64)
     spec = outline(transformers.BloomConfig().to_dict())
     assert (spec.num_layers, spec.num_heads, spec.max_positions) == (2, 8, 2048)
+    spec = outline(transformers.XGLMConfig().to_dict())
+    assert (spec.num_layers, spec.num_heads, spec.head_dim, spec.intermediate_size) == (24, 16, 64, 4096)
     with pytest.raises(ModelError, match="the model's config names no hidden_size"):
         outline({"architectures": ["X"]})
     with pytest.raises(ModelError, match="should name a whole number as n_embd, not 'a'"):

@@ -130,6 +130,17 @@ def test_mxfp4_as_transformers_unpacks_it(tmp_path: Path) -> None:
     assert torch.equal(mxfp4(blocks, scales).numbers[1], tensors.get("experts.down_proj_blocks", 1).numbers)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16, torch.float32])
+def test_nf4_in_bytes_that_are_called_floats(tmp_path: Path, storage: torch.dtype) -> None:
+    """`bnb_4bit_quant_storage`: training in shards needs one dtype for all parameters."""
+    tensors = load_file(LAYERS / "nf4.safetensors")
+    tensors["layer.weight"] = tensors["layer.weight"].flatten().view(storage)[:, None]
+    save_file(tensors, tmp_path / "model.safetensors")
+    weight = open_layer(tmp_path, BNB).get("layer.weight")
+    assert form_of(weight) == "table"
+    torch.testing.assert_close(unpacked(weight), tensors["expected"], rtol=2e-6, atol=1e-7)
+
+
 def test_matrices_that_were_left_as_they_are(tmp_path: Path) -> None:
     own = load_file(LAYERS / "awq.safetensors")
     kept = torch.randn(4, 8)
@@ -150,6 +161,17 @@ def test_matrices_that_were_left_as_they_are(tmp_path: Path) -> None:
         ("ct_int4", CT, {"layer.weight_shape": torch.tensor([32, 0])}, "do not fit together"),
         ("ct_int8", CT, {"layer.weight_scale": torch.ones(5, 7)}, "do not fit together: a scale of shape"),
         ("ct_fp8_tensor", CT, {"layer.weight": torch.ones(32, 128).to(torch.float8_e5m2)}, "float8_e5m2 are not supported"),
+        ("awq", AWQ, {"layer.qweight": torch.ones(128, 4)}, r"layer\.qweight has type torch\.float32, not torch\.int32"),
+        ("awq", AWQ, {"layer.qweight": torch.ones(128, 4, dtype=torch.int64)}, r"qweight has type torch\.int64"),
+        ("awq", AWQ, {"layer.scales": torch.ones(4, 32, dtype=torch.int32)}, "scales has type .*, but should hold floats"),
+        ("awq", AWQ, {"layer.qzeros": torch.ones(1, 4, dtype=torch.int32)}, "do not fit together: .* zero points"),
+        ("gptq_act_order", GPTQ, {"layer.g_idx": torch.full((128,), -7, dtype=torch.int32)}, "g_idx of shape .* from -7 on"),
+        ("nf4", BNB, {"layer.weight.absmax": torch.ones(0)}, "do not fit together: a table of 16 and 0 scales"),
+        ("nf4", BNB, {"layer.weight.quant_map": torch.ones(8)}, "do not fit together: a table of 8"),
+        ("nf4_nested", BNB, {"layer.weight.absmax": torch.ones(64)}, r"absmax has type torch\.float32, not torch\.uint8"),
+        ("bnb_int8", BNB, {"layer.SCB": torch.ones(0)}, "do not fit together: scales of shape"),
+        ("bnb_int8", BNB, {"layer.SCB": torch.ones(16)}, "do not fit together: scales of shape"),
+        ("ct_int8", CT, {"layer.weight_scale": torch.ones(32, 1, dtype=torch.uint8)}, "but should hold floats"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import tonle.models
+from tonle.config.gguf_parts import all_parts
 from tonle.models.source import ModelSource
 
 log = logging.getLogger("tonle.engine")
@@ -39,7 +40,7 @@ def digest_of_model(model: ModelSource | Any) -> bytes:
     digest = blake2b(digest_size=16)
     if isinstance(model, ModelSource):
         files = (
-            [model.path]
+            all_parts(model.path)
             if model.path.is_file()
             else sorted({p for like in _WEIGHT_FILES for p in model.path.glob(like)})
         )

@@ -23,10 +23,10 @@ class AWQ(Form):
         return parts.shape(".scales")[1], parts.shape(".qweight")[0]
 
     def read(self, parts: Parts) -> Weight:
-        scales = parts[".scales"]
+        scales = parts.floats(".scales")
         wanted_bits(32 * parts.shape(".qweight")[1] // scales.shape[1], (4,), "AWQ")
-        zeros = _natural(parts[".qzeros"])
-        return in_groups(with_zero_points(_natural(parts[".qweight"]), scales.t(), zeros, 4), None)
+        zeros = _natural(parts.words(".qzeros"))
+        return in_groups(with_zero_points(_natural(parts.words(".qweight")), scales.t(), zeros, 4), None)
 
 
 def _natural(words: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """bitsandbytes: 4-bit numbers that are places in a table (nf4, fp4), with a scale for each 64; or 8-bit with one for each output.
 
-4 bits  weight (out * in / 2, 1) uint8, the first of two numbers in the high half; weight.quant_map (16,) float32, the table;
+4 bits  weight (out * in / 2, 1) uint8, the first of two numbers in the high half; the same bytes may be stored as floats
+        (bnb_4bit_quant_storage, for training in shards); weight.quant_map (16,) float32, the table;
         weight.absmax, the scales: float32, or with double quantization places in weight.nested_quant_map (256,), times
         weight.nested_absmax (one for each nested_blocksize of them), plus nested_offset;
         weight.quant_state.bitsandbytes__nf4, JSON in bytes: shape, blocksize, nested_blocksize, nested_offset
@@ -38,12 +39,15 @@ class BitsAndBytes(Form):
 
     def read(self, parts: Parts) -> Weight:
         if ".SCB" in parts:
-            return Quantized(parts[".weight"], parts[".SCB"].float()[:, None] / 127)
+            return Quantized(parts.typed(".weight", torch.int8), parts.floats(".SCB").float()[:, None] / 127)
         state = _state(parts)
         outputs, inputs = state["shape"]
-        table, scale = parts[".weight.quant_map"].float(), _scales(parts, state)
-        numbers = unpack_halves(parts[".weight"].flatten(), high_first=True)[: outputs * inputs]
         size = int(state["blocksize"])
+        table, scale = parts.floats(".weight.quant_map").float(), _scales(parts, state)
+        if len(table) != 16 or len(scale) != -(-outputs * inputs // size):
+            raise ValueError(f"a table of {len(table)} and {len(scale)} scales for {outputs} x {inputs} numbers")
+        octets = parts[".weight"].flatten().view(torch.uint8)
+        numbers = unpack_halves(octets, high_first=True)[: outputs * inputs]
         if inputs % size == 0:
             return Quantized(numbers.view(outputs, inputs), scale.view(outputs, -1), table=table, bits=4)
         spread = scale.repeat_interleave(size)[: outputs * inputs]  # a group may begin in one row and end in the next
@@ -59,9 +63,8 @@ def _state(parts: Parts) -> dict[str, Any]:
 
 def _scales(parts: Parts, state: dict[str, Any]) -> torch.Tensor:
     """(blocks,) float32."""
-    absmax = parts[".weight.absmax"]
     if ".weight.nested_absmax" not in parts:
-        return absmax.float()
-    nested = parts[".weight.nested_quant_map"].float()[absmax.int()]
-    factors = parts[".weight.nested_absmax"].float().repeat_interleave(int(state["nested_blocksize"]))
+        return parts.floats(".weight.absmax").float()
+    nested = parts.floats(".weight.nested_quant_map").float()[parts.octets(".weight.absmax").int()]
+    factors = parts.floats(".weight.nested_absmax").float().repeat_interleave(int(state["nested_blocksize"]))
     return nested * factors[: len(nested)] + float(state["nested_offset"])

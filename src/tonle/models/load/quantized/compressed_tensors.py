@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import torch
 
-from tonle.errors import ModelError
 from tonle.models.layers import Quantized, Weight
 from tonle.models.load.quantized.form import Form, Parts
 from tonle.models.load.quantized.fp8 import scaled_floats
@@ -37,7 +36,7 @@ class CompressedTensors(Form):
     def read(self, parts: Parts) -> Weight:
         if ".weight_packed" in parts:
             return self._packed(parts)
-        numbers, scale = parts[".weight"], parts[".weight_scale"]
+        numbers, scale = parts[".weight"], parts.floats(".weight_scale")
         if numbers.dtype != torch.int8:
             return scaled_floats(numbers, scale, self._block)
         scale = spread(scale, numbers.shape, self._block)
@@ -48,14 +47,12 @@ class CompressedTensors(Form):
         return in_groups(Quantized(numbers, scale, minimum), parts.find(".weight_g_idx"))
 
     def _packed(self, parts: Parts) -> Weight:
-        words = parts[".weight_packed"]
-        if words.dtype != torch.int32:
-            raise ModelError(f"packed weights of type {words.dtype} are not supported; supported: int32")
+        words = parts.words(".weight_packed")
         outputs, inputs = self.shape(parts)
         bits = wanted_bits(32 * words.shape[1] // inputs, (4, 8), "compressed-tensors")
         numbers = unpack_words(words, bits)[:, :inputs].contiguous()
-        scale = spread(parts[".weight_scale"], numbers.shape)
+        scale = spread(parts.floats(".weight_scale"), numbers.shape)
         zero = torch.full_like(scale, 2 ** (bits - 1))  # the packed numbers' own
-        if (stored := parts.find(".weight_zero_point")) is not None:
-            zero = unpack_words(stored.t(), bits).t()[:outputs]
+        if ".weight_zero_point" in parts:
+            zero = unpack_words(parts.words(".weight_zero_point").t(), bits).t()[:outputs]
         return in_groups(with_zero_points(numbers, scale, zero, bits), parts.find(".weight_g_idx"))

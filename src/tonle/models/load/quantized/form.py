@@ -18,6 +18,7 @@ from tonle.models.layers import Quantized, Weight
 from tonle.models.load.stored_tensors import StoredTensors
 from tonle.models.weights import Shape
 
+_NUMBERS = (torch.int8, torch.uint8, torch.float8_e4m3fn)  # what `Quantized` may hold
 # Scales of activations, keys and values that some checkpoints bring: we compute those unquantized, or with scales of our own.
 _IGNORED = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point",
             ".activation_scale", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point", ".kv_scale",
@@ -42,6 +43,26 @@ class Parts:
     def find(self, suffix: str) -> torch.Tensor | None:
         found = suffix in self
         return self[suffix] if found else None
+
+    def words(self, suffix: str) -> torch.Tensor:
+        """Numbers packed into int32. Of another type, they would be unpacked to something else."""
+        return self.typed(suffix, torch.int32)
+
+    def octets(self, suffix: str) -> torch.Tensor:
+        """uint8."""
+        return self.typed(suffix, torch.uint8)
+
+    def floats(self, suffix: str) -> torch.Tensor:
+        tensor = self[suffix]
+        if not tensor.is_floating_point():
+            raise ModelError(f"{self.name}{suffix} has type {tensor.dtype}, but should hold floats")
+        return tensor
+
+    def typed(self, suffix: str, dtype: torch.dtype) -> torch.Tensor:
+        tensor = self[suffix]
+        if tensor.dtype != dtype:
+            raise ModelError(f"{self.name}{suffix} has type {tensor.dtype}, not {dtype}")
+        return tensor
 
     def shape(self, suffix: str) -> Shape:
         self._check(suffix)
@@ -81,6 +102,7 @@ class QuantizedTensors:
             for name, shape in stored.shapes.items()
             if name not in taken and not name.endswith(_IGNORED) and not _is_quant_state(name)
         }
+        self.integers = {name: type_ for name, type_ in stored.integers.items() if name in self.shapes}
         for whole, name in self._names.items():
             with self._named(name):
                 self.shapes[whole] = form.shape(Parts(name, stored))
@@ -89,7 +111,9 @@ class QuantizedTensors:
         if name not in self._names:
             return self._stored.get(name, expert)
         with self._named(self._names[name]):
-            return _tidy(self._form.read(Parts(self._names[name], self._stored, expert)))
+            weight = self._form.read(Parts(self._names[name], self._stored, expert))
+            _check(weight, self.shapes[name] if expert is None else self.shapes[name][1:])
+            return _tidy(weight)
 
     @contextlib.contextmanager
     def _named(self, matrix: str) -> Iterator[None]:
@@ -115,6 +139,21 @@ def _matrices(found: Collection[str], form: Form) -> dict[str, str]:
 def _is_quant_state(name: str) -> bool:
     """bitsandbytes names one tensor of each matrix after its kind."""
     return ".weight.quant_state.bitsandbytes__" in name
+
+
+def _check(weight: Weight, shape: Shape) -> None:
+    """What all that use the matrix rely on. Raises `ValueError`."""
+    if weight.shape != shape:
+        raise ValueError(f"their numbers have the shape {tuple(weight.shape)}, not {shape}")
+    if not isinstance(weight, Quantized):
+        return
+    if weight.numbers.dtype not in _NUMBERS:
+        raise ValueError(f"numbers of type {weight.numbers.dtype}")
+    groups = weight.scale.shape[-1]
+    if weight.scale.shape[:-1] != shape[:-1] or not groups or shape[-1] % groups:
+        raise ValueError(f"scales of shape {tuple(weight.scale.shape)} for a matrix of shape {shape}")
+    if weight.minimum is not None and weight.minimum.shape != weight.scale.shape:
+        raise ValueError(f"{tuple(weight.minimum.shape)} zero points for {tuple(weight.scale.shape)} scales")
 
 
 def _tidy(weight: Weight) -> Weight:

@@ -27,7 +27,7 @@ class FP8(Form):
         return parts.shape(".weight")
 
     def read(self, parts: Parts) -> Weight:
-        scale = parts[".weight_scale_inv" if ".weight_scale_inv" in parts else ".weight_scale"]
+        scale = parts.floats(".weight_scale_inv" if ".weight_scale_inv" in parts else ".weight_scale")
         return scaled_floats(parts[".weight"], scale, self._block)
 
 

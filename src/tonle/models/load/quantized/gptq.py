@@ -27,10 +27,10 @@ class GPTQ(Form):
         return parts.shape(".scales")[1], parts.shape(".qweight")[0] * 32 // bits
 
     def read(self, parts: Parts) -> Weight:
-        bits, scales = self._bits(parts), parts[".scales"]
-        zeros = unpack_words(parts[".qzeros"], bits).int()  # (groups, out)
+        bits, scales = self._bits(parts), parts.floats(".scales")
+        zeros = unpack_words(parts.words(".qzeros"), bits).int()  # (groups, out)
         zeros = (zeros + self._zero_offset) & (2**bits - 1)
-        numbers = unpack_words(parts[".qweight"].t(), bits)  # (out, in)
+        numbers = unpack_words(parts.words(".qweight").t(), bits)  # (out, in)
         return in_groups(with_zero_points(numbers, scales.t(), zeros.t(), bits), parts.find(".g_idx"))
 
     @staticmethod

@@ -30,10 +30,12 @@ class MXFP4(Form):
         return *outer, groups * half * 2
 
     def read(self, parts: Parts) -> Weight:
-        return mxfp4(parts["_blocks"], parts["_scales"])
+        return mxfp4(parts.octets("_blocks"), parts.octets("_scales"))
 
 
 def mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> Quantized:
     """blocks (..., groups, 16) and scales (..., groups), both uint8 -> numbers (..., in), scale (..., groups)."""
+    if scales.shape != blocks.shape[:-1]:
+        raise ValueError(f"scales of shape {tuple(scales.shape)} for blocks of shape {tuple(blocks.shape)}")
     scale = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
     return Quantized(unpack_halves(blocks).flatten(-2), scale, table=TABLE, bits=4)

@@ -51,8 +51,8 @@ def read_form(config: Settings) -> Form | None:
             return _compressed(settings)
         case "fp8" | "fbgemm-fp8":
             return FP8(block=_block(settings.get("weight_block_size")))
-        case "modelopt" if str(settings.get("quant_algo", "")).upper() == "FP8":
-            return FP8(block=None)
+        case "modelopt":
+            return _modelopt(settings)
         case "bitsandbytes":
             return BitsAndBytes()
         case "mxfp4":
@@ -79,6 +79,15 @@ def _awq(settings: Settings) -> Form:
     if settings.get("zero_point", True) is False:
         raise _refused("AWQ checkpoints without zero points")
     return AWQ()
+
+
+def _modelopt(settings: Settings) -> Form | None:
+    algorithm = settings.get("quant_algo")
+    if algorithm is None and settings.get("kv_cache_quant_algo") is not None:  # keys and values alone
+        return None
+    if str(algorithm).upper() != "FP8":
+        raise _refused(f"checkpoints quantized with 'modelopt' in the form {algorithm!r}")
+    return FP8(block=None)
 
 
 def _gptq(settings: Settings) -> Form:

@@ -27,6 +27,8 @@ def unpack_halves(octets: torch.Tensor, *, high_first: bool = False) -> torch.Te
 
 def with_zero_points(numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int) -> Quantized:
     """(number - zero) * scale. numbers (out, in) uint8; scale, zero (out, groups); zero as integers."""
+    if zero.shape != scale.shape:
+        raise ValueError(f"{tuple(zero.shape)} zero points for {tuple(scale.shape)} scales")
     if bits == 4:  # in float32 the minimum is exact
         return Quantized(numbers, scale, zero.float() * -scale.float(), bits=4)
     signed = (numbers ^ 128).view(torch.int8)  # less 128
@@ -39,11 +41,15 @@ def in_groups(weight: Quantized, group_of: torch.Tensor | None) -> Weight:
     """The weight, whose scale has one column for each group that `group_of` (in,) names. Groups that are not contiguous and
     equally long (act-order) have no form but floats."""
     inputs, groups = weight.shape[1], weight.scale.shape[1]
-    if inputs % groups:
+    if not groups or inputs % groups:
         raise ValueError(f"{inputs} inputs cannot have {groups} groups of one size")
     if group_of is None or torch.equal(group_of.long(), torch.arange(inputs) // (inputs // groups)):
         return weight
     order = group_of.long()
+    if order.shape != (inputs,) or int(order.min()) < 0:
+        raise ValueError(
+            f"g_idx of shape {tuple(order.shape)} from {int(order.min())} on names no group for each input"
+        )
     values = weight.numbers.float() * weight.scale[:, order].float()
     return values if weight.minimum is None else values.add_(weight.minimum[:, order])
 
