@@ -5,15 +5,22 @@ Does: hold numbers and names. Never holds a word of a prompt or an answer: those
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import msgspec
 
 from tonle.telemetry.time_spent import TimeSpent
+
+# Microseconds, so that after a restart the numbers go on above those of before: an open page does not mix the two up.
+_numbers = itertools.count(time.time_ns() // 1000)
 
 
 class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Moments are seconds since its arrival; None: it did not get there."""
 
-    id: str
+    id: str  # its caller may have chosen it, and chosen one that is in use
+    number: int = msgspec.field(default_factory=_numbers.__next__)  # no other has it; they grow as requests end
     arrived: float  # unix seconds
     path: str
     model: str = ""  # as it was asked for

@@ -13,14 +13,14 @@ import { verdictOf } from "./static/pages/targets.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
-const row = (number, more = {}) => ({ id: `req-${number}`, time: number, status: "ok", model: "m", key: "k", key_id: "", backend: "b", ...more });
+const row = (number, more = {}) => ({ id: `req-${number}`, number, time: number, status: "ok", model: "m", key: "k", key_id: "", backend: "b", ...more });
 
 // A server with requests 1…most; `pages` counts how often it was asked.
 function server(most) {
   const log = { rows: Array.from({ length: most }, (_, i) => row(most - i)), pages: 0 };
   log.load = async ({ limit, before }) => {
     log.pages += 1;
-    const from = before ? log.rows.findIndex(({ id }) => id === before) + 1 : 0;
+    const from = before ? log.rows.findIndex(({ number }) => number === before) + 1 : 0;
     return { requests: log.rows.slice(from, from + limit), kept: log.rows.length, most: MOST_ROWS };
   };
   return log;
@@ -31,6 +31,16 @@ test("all kept requests are loaded, in pages, newest first", async () => {
   const list = new RequestRows(log.load);
   await list.fill();
   assert.deepEqual([list.rows.length, list.rows[0].id, list.rows.at(-1).id, log.pages], [1234, "req-1234", "req-1", 3]);
+});
+
+test("requests that all have one id are all listed", async () => {
+  const log = server(1234);
+  for (const one of log.rows) one.id = "same";
+  const list = new RequestRows(log.load);
+  await list.fill();
+  list.take({ t: 1, requests: [row(1235, { id: "same" })] });
+  await settled(list);
+  assert.deepEqual([list.rows.length, list.rows[0].number, list.rows.at(-1).number, log.pages], [1235, 1235, 1, 4]);
 });
 
 test("live rows come on top, once, and the oldest go", async () => {

@@ -19,7 +19,7 @@ export class RequestRows {
     this.isPaused = false;
     this.numWaiting = 0; // that came during the pause
     this._load = load;
-    this._known = new Map(); // id -> row
+    this._known = new Map(); // number -> row: callers may choose one id for several requests
     this._lastEvent = null; // its time
     this._isComplete = false; // everything that the server keeps was loaded once
     this._listeners = new Set();
@@ -62,8 +62,8 @@ export class RequestRows {
         loaded += requests.length;
         this._show();
         if (!requests.length || loaded >= page.kept) break;
-        if (wasComplete && requests.some((row) => before.has(row.id))) break;
-        last = requests.at(-1).id;
+        if (wasComplete && requests.some((row) => before.has(row.number))) break;
+        last = requests.at(-1).number;
       }
       this._isComplete = true;
     } catch (error) {
@@ -76,16 +76,16 @@ export class RequestRows {
   }
 
   _add(rows) {
-    for (const row of rows) this._known.set(row.id, row);
+    for (const row of rows) this._known.set(row.number, row);
   }
 
   _show() {
     if (this.isPaused) {
-      const shown = new Set(this.rows.map((row) => row.id));
-      this.numWaiting = [...this._known.keys()].filter((id) => !shown.has(id)).length;
+      const shown = new Set(this.rows.map((row) => row.number));
+      this.numWaiting = [...this._known.keys()].filter((number) => !shown.has(number)).length;
     } else {
       const sorted = [...this._known.values()].sort((a, b) => b.time - a.time);
-      for (const row of sorted.slice(MOST_ROWS)) this._known.delete(row.id);
+      for (const row of sorted.slice(MOST_ROWS)) this._known.delete(row.number);
       this.rows = sorted.slice(0, MOST_ROWS);
       this.numWaiting = 0;
     }
