@@ -25,7 +25,7 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     path: str
     model: str = ""  # as it was asked for
     adapter: str | None = None
-    key_id: str = ""
+    key_id: str = ""  # empty: refused before it was known whose it is; "anonymous": the server has no keys
     key_name: str = ""
     owner: str = ""  # whose request it is: the key's tenant, or the key
     status: str = ""  # as in the audit: ok, cached, failed, refused, cancelled, …
@@ -64,6 +64,11 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
     device_s: float = 0.0  # its share of the device's time: as the engine of this process told, else estimated
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
+
+    @property
+    def is_admitted(self) -> bool:
+        """False: refused, before it was known whose it is: by its key, or by the page it comes from."""
+        return bool(self.key_id)
 
     @property
     def itl_s(self) -> float | None:

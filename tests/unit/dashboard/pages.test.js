@@ -6,14 +6,14 @@ import { test } from "node:test";
 import { firingOf } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
-import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
+import { filtered, MOST_ROWS, MOST_UNKNOWN, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
 import { addUp, byDay, grouped, isoDay, measuresOf, widths } from "./static/pages/usage_sums.js";
 import { modelRows } from "./static/pages/model_rows.js";
 import { verdictOf } from "./static/pages/targets.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
-const row = (number, more = {}) => ({ id: `req-${number}`, number, time: number, status: "ok", model: "m", key: "k", key_id: "", backend: "b", ...more });
+const row = (number, more = {}) => ({ id: `req-${number}`, number, time: number, status: "ok", model: "m", key: "k", key_id: "key-1", backend: "b", ...more });
 
 // A server with requests 1…most; `pages` counts how often it was asked.
 function server(most) {
@@ -41,6 +41,17 @@ test("requests that all have one id are all listed", async () => {
   list.take({ t: 1, requests: [row(1235, { id: "same" })] });
   await settled(list);
   assert.deepEqual([list.rows.length, list.rows[0].number, list.rows.at(-1).number, log.pages], [1235, 1235, 1, 4]);
+});
+
+test("refusals of unknown callers push no other rows out", async () => {
+  const log = server(1);
+  const list = new RequestRows(log.load);
+  await list.fill();
+  for (let t = 2; t < 100; t += 1) {
+    list.take({ t, requests: Array.from({ length: 99 }, (_, i) => row(t * 100 + i, { key: "", key_id: "", status: "refused" })) });
+    await settled(list);
+  }
+  assert.deepEqual([list.rows.length, list.rows.at(-1).id], [MOST_UNKNOWN + 1, "req-1"]);
 });
 
 test("live rows come on top, once, and the oldest go", async () => {

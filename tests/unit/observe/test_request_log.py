@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
-from tonle.observe.request_log import MOST, RequestLog
+from tonle.observe.request_log import MOST, MOST_UNKNOWN, RequestLog
 from tonle.observe.seen_request import SeenRequest
 from tonle.telemetry.time_spent import OtherPrompt, TimeSpent, Wait
 
@@ -71,6 +71,23 @@ def test_each_caller_finds_the_newest_that_it_may_see() -> None:
     assert log.find("same", lambda each: each.key_id == "mine") is second
     assert log.find("same", lambda each: each.number == first.number) is first
     assert log.find("same", lambda each: each.key_id == "nobody") is None
+
+
+def test_refusals_of_unknown_callers_displace_only_each_other() -> None:
+    log = RequestLog()
+    log.add(seen("mine"))
+    for number in range(MOST + 1):
+        log.add(seen(f"flood-{number}", key_id="", status="refused"))
+    log.add(seen("last"))
+    assert len(log) == 2 + MOST_UNKNOWN
+    found = log.newest(MOST)
+    assert ids(found)[:2] == ["last", f"flood-{MOST}"] and ids(found)[-1] == "mine"
+    assert len(log.newest(MOST, before=found[0].number)) == MOST_UNKNOWN + 1
+    assert log.find("mine") is not None and log.find(f"flood-{MOST}") is not None and log.find("flood-0") is None
+    log.add(seen("mine", key_id=""))
+    assert log.find("mine").key_id == "", "the newest of both"
+    log.add(seen("mine"))
+    assert log.find("mine").key_id == "k"
 
 
 def test_filters() -> None:
