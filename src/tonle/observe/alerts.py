@@ -41,7 +41,7 @@ State = Literal["firing", "resolved"]
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A change, as the dashboard lists it."""
+    """A change, or what is wrong now, as the dashboard lists it."""
 
     time: float  # unix seconds
     kind: str
@@ -90,6 +90,11 @@ class Alerts:
     def num_firing(self, kind: Kind) -> int:
         return sum(key[0] == kind and each.state == "firing" for key, each in self._subjects.items())
 
+    def firing(self) -> list[Alert]:
+        """What is wrong now, newest first."""
+        found = [each.alert() for each in self._subjects.values() if each.state == "firing"]
+        return sorted(found, key=lambda alert: alert.time, reverse=True)
+
     def latest(self) -> list[Alert]:
         """The last changes, newest first."""
         return list(reversed(self._latest))
@@ -121,7 +126,7 @@ class Alerts:
         known.state, known.summary, known.details, known.since = state, summary, details, self._now()
         if state == "firing":
             self.num_fired[kind] += 1
-        self._latest.append(Alert(known.since, kind, subject, state, summary))
+        self._latest.append(known.alert())
         log.log(logging.WARNING if state == "firing" else logging.INFO, "alert %s: %s", state, summary)
         if self._webhook is not None:
             known.num_untold += 1
@@ -269,6 +274,9 @@ class _Subject:
         self.num_untold = 0  # changes since it was told
         self.may_post_s = 0.0  # monotonic
         self.message: _Message | None = None  # that is being posted
+
+    def alert(self) -> Alert:
+        return Alert(self.since, self.kind, self.name, self.state, self.summary)
 
     def is_over(self, now_s: float) -> bool:
         """Right again, told, and past its pause: forgetting it changes no post."""

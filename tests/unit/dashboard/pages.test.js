@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { firingOf } from "./static/pages/firing.js";
+import { onTop } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
 import { filtered, MOST_ROWS, MOST_UNKNOWN, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
@@ -191,9 +191,12 @@ test("masks are found in texts, also those with names of their own", () => {
   assert.deepEqual(parts, ["to ", "[email]", ", staff ", "[badge.no]", " and [other]"]);
 });
 
-test("an alert is shown on top from its firing to its end, a missed target in its own card", () => {
-  const alert = (time, kind, subject, state) => ({ time, kind, subject, state, summary: "" });
-  const alerts = [alert(3, "backend", "a", "resolved"), alert(1, "backend", "a", "firing"), alert(2, "backend", "b", "firing"), alert(4, "sla", "ttft", "firing")];
-  assert.deepEqual(firingOf(alerts).map((each) => each.subject), ["b"]);
-  assert.deepEqual(firingOf(undefined), []);
+test("what fires is shown on top, of many backends the newest, a missed target in its own card", () => {
+  const alert = (time, kind, subject) => ({ time, kind, subject, state: "firing", summary: "" });
+  const { shown, numMore } = onTop([alert(4, "sla", "ttft"), alert(3, "backend", "a"), alert(1, "audit", "writing")]);
+  assert.deepEqual([shown.map((each) => each.subject), numMore], [["writing", "a"], 0]);
+  const many = onTop([...Array.from({ length: 30 }, (_, i) => alert(30 - i, "backend", `b${30 - i}`)), alert(0, "audit", "writing")]);
+  assert.deepEqual([many.shown[0].subject, many.shown[1].subject, many.shown.length + many.numMore], ["writing", "b30", 31]);
+  assert.ok(many.numMore > 0);
+  assert.deepEqual(onTop(undefined), { shown: [], numMore: 0 });
 });

@@ -276,6 +276,20 @@ def test_a_receiver_that_is_not_there(clock: Clock, caplog: pytest.LogCaptureFix
     assert sum("cannot be delivered" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_what_fires_is_known_however_much_changed_since() -> None:
+    alerts = Alerts(now=iter(range(100)).__next__)
+    alerts.fire("audit", "writing", "disk full")
+    for _ in range(module.KEPT):
+        alerts.fire("backend", "b", "dead")
+        alerts.resolve("backend", "b", "back")
+    alerts.fire("backend", "c", "dead")
+    assert "writing" not in {each.subject for each in alerts.latest()}
+    assert [(each.subject, each.state, each.summary) for each in alerts.firing()] == [
+        ("c", "firing", "dead"),
+        ("writing", "firing", "disk full"),
+    ]
+
+
 def test_subjects_that_are_right_again_make_room_for_new_ones(caplog: pytest.LogCaptureFixture) -> None:
     alerts = Alerts()
     alerts.fire("backend", "stays", "dead")
