@@ -131,7 +131,7 @@ def test_usage_of_sound_and_images_fits_the_screen(browser: Browser, house: Hous
         for name, used in more.items()
     ]  # fmt: skip
     with signed_in(browser, house.url, house.reader_key) as page:
-        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows, "price_per_hour": 2.5}))
+        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows}))
         go_to(page, "usage")
         table = page.get_by_test_id("usage-table")
         table.get_by_text("sound", exact=True).wait_for()

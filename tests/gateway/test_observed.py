@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.fakes.front import FakeFront
-from tests.gateway.running_gateway import RunningGateway, Upstream, rows, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.config.serve import ServeConfig
 from tonle.edge.listening import bind, local_url
 from tonle.engine.messages import LoopStats
@@ -222,6 +222,24 @@ def test_prices_of_backends(tmp_path: Path) -> None:
                 await place.ask(model=model)
             free, paid = observed(place).request_log.newest()
             assert paid.cost is not None and paid.cost > 0 and free.cost == 0.0
+
+    run(main())
+
+
+def test_the_page_shows_cost_where_only_a_backend_has_a_price(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = Upstream("m"), Upstream("n")
+
+        def backends() -> Any:
+            one, two = rows(first, second)
+            return one, msgspec.structs.replace(two, price_per_hour=2.49)
+
+        async with running_gateway(tmp_path, first, second, backends=backends) as place:
+            assert (await place.get("/dashboard/api/session")).json()["has"]["price"] is True
+            gone = await place.client.delete("/admin/backends/b1", headers={"authorization": f"Bearer {ADMIN}"})
+            assert gone.status_code == 202
+            await until(lambda: len(place.gateway.pool.backends) == 1, "it stays")
+            assert (await place.get("/dashboard/api/session")).json()["has"]["price"] is False
 
     run(main())
 

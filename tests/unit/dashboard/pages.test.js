@@ -145,9 +145,10 @@ test("usage adds up by key, model and day", () => {
 test("sound and images have columns where there are any", () => {
   const rows = [used("2026-01-01", "a", "m", 1, 0.5), { ...used("2026-01-01", "a", "asr", 2, null), audio_s: 2.5, characters: 0, images: 0 }];
   const ids = (found) => found.map(({ id }) => id);
-  assert.deepEqual(ids(measuresOf(rows.slice(0, 1), false)),
+  assert.deepEqual(ids(measuresOf([{ ...rows[0], cost: null }], false)),
     ["requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"]);
   assert.deepEqual(ids(measuresOf(rows, true)).filter((id) => ["audio_s", "characters", "images", "cost"].includes(id)), ["audio_s", "cost"]);
+  assert.ok(ids(measuresOf(rows, false)).includes("cost"), "some have a cost, of a price that was set then");
   assert.equal(addUp(rows).audio_s, 2.5);
   const wide = (found, chosen) => Object.fromEntries(widths(found, chosen).map((value, i) => [found[i].id, value]));
   const few = wide(measuresOf(rows.slice(0, 1), true), "completion_tokens");

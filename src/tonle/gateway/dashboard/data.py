@@ -80,7 +80,7 @@ class DataPages:
     async def usage(self, exchange: Exchange) -> None:
         start, end = _days(exchange)
         rows = await self._usage_rows(start, end)
-        _send(exchange, {"rows": rows, "price_per_hour": self._services.config.price_per_hour})
+        _send(exchange, {"rows": rows})
 
     async def usage_csv(self, exchange: Exchange) -> None:
         start, end = _days(exchange)
