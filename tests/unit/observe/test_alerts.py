@@ -392,9 +392,12 @@ def test_without_a_webhook_it_only_remembers() -> None:
 
 def test_secrets_and_addresses_that_cannot_work_are_refused() -> None:
     assert signing_key("any text") == b"any text"
-    assert signing_key("whsec_aGVsbG8=") == b"hello"
+    assert signing_key("whsec_aGVsbG8gdGhlcmU=") == b"hello there"
     with pytest.raises(ConfigError, match="not base64"):
         signing_key("whsec_***")
+    for short in ("whsec_", "whsec_aGVsbG8=", "", "1234567"):
+        with pytest.raises(ConfigError, match=r"alert_secret .* at least 8 bytes"):
+            signing_key(short)
     for url in ("ftp://host/", "host:80/x", "http://user:word@host/", "http://"):
         with pytest.raises(ConfigError, match="alert_webhook"):
             Webhook(url)
