@@ -115,9 +115,9 @@ class ServerConfig(ObserveConfig):
     allowed_hosts: tuple[str, ...] = _security(
         (),
         values.names("HOST"),
-        "Name in the Host header that this server answers to, or * for any. Repeat the flag for more. A server without "
-        "keys on a loopback address answers to localhost, IP addresses and these; any other server to every name, unless "
-        "this is set.",
+        "Name in the Host header that this server answers to, or * for any. Repeat the flag for more. A server on a "
+        "loopback address answers to localhost, IP addresses and these, with keys on /dashboard only; any other server to "
+        "every name, unless this is set.",
     )
     ssl_certfile: str | None = _file("Serve HTTPS with this certificate: a PEM file with the whole chain.")
     ssl_keyfile: str | None = _file("Private key of the certificate, a PEM file.")
