@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from tests.browser.house import House
+from tests.browser.house import House, bearer
 from tests.browser.signed_in import HEIGHT, WIDTH, go_to, signed_in
 
 if TYPE_CHECKING:
@@ -62,6 +63,28 @@ def test_bars_are_where_their_spans_are(admin: Page, asked: list[str]) -> None:
     for bar, start_s in zip(bars, seconds(admin, "span", "data-start"), strict=True):
         assert bar is not None
         assert bar["x"] - track["x"] == pytest.approx(track["width"] * start_s / total_s, abs=1.5)
+
+
+def test_requests_of_one_id_open_one_by_one(admin: Page, house: House) -> None:
+    headers = bearer(house.user_key) | {"x-request-id": "always-the-same"}
+    texts = [f"Say {word}." for word in ("one", "two", "three")]
+    for text in texts:
+        body = {"model": house.model, "max_tokens": 2, "messages": [{"role": "user", "content": text}]}
+        reply = httpx.post(f"{house.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        assert reply.status_code == 200
+    go_to(admin, "requests")
+    admin.get_by_test_id("filter-text").fill("always-the-same")
+    rows = admin.get_by_test_id("requests-table").locator("tbody tr.opens")
+    rows.nth(2).wait_for()
+    assert rows.count() == 3
+    for place, text in enumerate(reversed(texts)):
+        rows.nth(place).locator("button.open-row").click()
+        admin.get_by_test_id("audit-record").locator("summary").first.click()
+        admin.locator("[data-field=user_input]", has_text=text).wait_for()
+        assert admin.locator("tbody tr.open").count() == 1
+        rows.nth(place).locator("button.open-row").click()
+        admin.get_by_test_id("request-detail").wait_for(state="detached")
+    admin.get_by_test_id("filter-clear").click()
 
 
 def test_the_record_of_a_request_is_shown_and_verified(admin: Page, asked: list[str]) -> None:
@@ -131,7 +154,7 @@ def test_usage_of_sound_and_images_fits_the_screen(browser: Browser, house: Hous
         for name, used in more.items()
     ]  # fmt: skip
     with signed_in(browser, house.url, house.reader_key) as page:
-        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows, "price_per_hour": 2.5}))
+        page.route("**/dashboard/api/usage?*", lambda route: route.fulfill(json={"rows": rows}))
         go_to(page, "usage")
         table = page.get_by_test_id("usage-table")
         table.get_by_text("sound", exact=True).wait_for()

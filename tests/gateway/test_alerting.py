@@ -83,6 +83,35 @@ def test_a_backend_that_is_drained_is_not_dead(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_drained_backend_may_be_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with watched(tmp_path, upstream, Upstream("m")) as (gateway, place):
+            backend = gateway.gateway.pool.backends[0]
+            assert (await gateway.post("/admin/backends/b0/drain")).status_code == 200
+            await upstream.kill()
+            await until(lambda: backend.unhealthy_reason is not None, "its end was not noticed")
+            await gateway.gateway._alert_sources.look()
+            assert not place.posts and not gateway.gateway.alerts.firing()
+            assert (await gateway.post("/admin/backends/b0/resume")).status_code == 200
+            await until(lambda: place.told == ["b0 firing"], "it is to be used, and is not there")
+
+    run(main())
+
+
+def test_draining_a_dead_backend_ends_its_alert(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with watched(tmp_path, upstream, Upstream("m")) as (gateway, place):
+            await upstream.kill()
+            await until(lambda: place.told == ["b0 firing"], "no alert")
+            assert (await gateway.post("/admin/backends/b0/drain")).status_code == 200
+            await until(lambda: place.told == ["b0 firing", "b0 resolved"], "the alert goes on")
+            assert place.data[1]["summary"] == "backend b0 was drained"
+
+    run(main())
+
+
 def test_a_backend_that_fails_on_everything_is_dead_though_it_is_healthy(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")

@@ -86,6 +86,8 @@ def test_what_cannot_be_added_changed_or_removed_is_refused_with_the_reason(tmp_
             assert (await place.post("/admin/backends", {"url": "http://127.0.0.1:1"}, key=KEY)).status_code == 403
             assert (await patch(place, "b0", {"url": "http://elsewhere"})).status_code == 400
             assert (await patch(place, "none", {"weight": 1})).status_code == 404
+            dear = await patch(place, "b0", {"price_per_hour": 1e308})
+            assert dear.status_code == 400 and "price_per_hour must be at most 1000000000" in dear.text
             assert (await delete(place, "none")).status_code == 404
             assert list(await listed(place)) == ["b0"]
             assert place.gateway._state is not None  # nothing of it is kept for the next start, either

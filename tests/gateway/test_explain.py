@@ -124,6 +124,23 @@ def test_answers_and_refusals_add_up(tmp_path: Path) -> None:
     run(main())
 
 
+def test_an_id_that_others_use_again_leads_to_ones_own_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            other = await new_key(place, "other")
+            assert (await ask(place, "same", key=KEY)).status_code == 200
+            mine = (await explained(place, "same", key=KEY))["request"]["key_id"]
+            assert (await ask(place, "same", key=other)).status_code == 200
+            assert (await ask(place, "same", key="wrong")).status_code == 401
+            await until(lambda: len(remembered(place)) == 3, "not all are remembered")
+            assert (await explained(place, "same", key=KEY))["request"]["key_id"] == mine
+            theirs = (await explained(place, "same", key=other))["request"]
+            assert theirs["key"] == "other" and theirs["status"] == "ok"
+            assert (await explained(place, "same", key=ADMIN))["request"]["http_status"] == 401, "the newest"
+
+    run(main())
+
+
 def test_a_caller_that_leaves_the_queue(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
@@ -259,6 +276,12 @@ def test_a_backend_that_tells_nothing_of_use(tmp_path: Path, monkeypatch: pytest
                 upstream.told = body
                 assert said in await last()
             upstream.told = b"{}"
+            await ask(place, "again")
+            await ask(place, "again")
+            await until(lambda: len(remembered(place)) == 3, "not all are remembered")
+            older = remembered(place).newest(2)[1]
+            found = (await place.get(f"/dashboard/api/requests/again?number={older.number}")).json()
+            assert any("had a later request with this id" in said for said in found["explanation"]["sentences"])
             for status, said in {404: "does not remember", 403: "the api_key", 500: "(status 500)"}.items():
                 upstream.told_status = status
                 assert said in await last()

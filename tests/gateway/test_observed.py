@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from tests.fakes.front import FakeFront
-from tests.gateway.running_gateway import RunningGateway, Upstream, rows, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.config.serve import ServeConfig
 from tonle.edge.listening import bind, local_url
 from tonle.engine.messages import LoopStats
 from tonle.observe.observed import Observed
+from tonle.observe.request_log import MOST_UNKNOWN
 from tonle.observe.seen_request import SeenRequest
 from tonle.replica.replica import ReplicaOptions
 from tonle.replica.serve import build_server
@@ -51,6 +52,30 @@ def check_moments(seen: SeenRequest) -> None:
     moments = [0.0, seen.accepted_s, seen.sent_s, first_byte_s, seen.ttft_s, seen.last_s, seen.total_s]
     known = [moment for moment in moments if moment is not None]
     assert known == sorted(known), moments
+
+
+@pytest.mark.parametrize("keys", [{}, {"api_key": (), "admin_key": ()}])
+def test_refusals_of_unknown_callers_push_nothing_out(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """A wrong key; where there are no keys, a page of another site."""
+
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m"), audit_dir=None, **keys) as place:
+            log = observed(place).request_log
+            assert (await place.ask(headers={"x-request-id": "mine"})).status_code == 200
+            for _ in range(MOST_UNKNOWN + 3):
+                await place.ask(key="wrong", headers={"origin": "http://evil.example"})
+            await until(lambda: len(log) == 1 + MOST_UNKNOWN, "they are kept in places of their own")
+            assert (await place.ask(model="missing")).status_code == 404, "refused, of a known caller"
+            await until(lambda: len(log) == 2 + MOST_UNKNOWN, "it is kept among the others")
+            assert log.find("mine") is not None
+            today = time.strftime("%Y-%m-%d", time.gmtime())
+            used = await observed(place).usage_rows(today, today)
+            assert sum(row.requests for row in used) == 2 and all(row.key_id for row in used)
+            status = 403 if keys else 401
+            counted = f'tonle:gateway_requests_total{{http_status="{status}",status="refused"}} {MOST_UNKNOWN + 3}.0'
+            assert counted in (await place.get("/metrics")).text
+
+    run(main())
 
 
 def test_a_streamed_answer(tmp_path: Path) -> None:
@@ -197,6 +222,24 @@ def test_prices_of_backends(tmp_path: Path) -> None:
                 await place.ask(model=model)
             free, paid = observed(place).request_log.newest()
             assert paid.cost is not None and paid.cost > 0 and free.cost == 0.0
+
+    run(main())
+
+
+def test_the_page_shows_cost_where_only_a_backend_has_a_price(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = Upstream("m"), Upstream("n")
+
+        def backends() -> Any:
+            one, two = rows(first, second)
+            return one, msgspec.structs.replace(two, price_per_hour=2.49)
+
+        async with running_gateway(tmp_path, first, second, backends=backends) as place:
+            assert (await place.get("/dashboard/api/session")).json()["has"]["price"] is True
+            gone = await place.client.delete("/admin/backends/b1", headers={"authorization": f"Bearer {ADMIN}"})
+            assert gone.status_code == 202
+            await until(lambda: len(place.gateway.pool.backends) == 1, "it stays")
+            assert (await place.get("/dashboard/api/session")).json()["has"]["price"] is False
 
     run(main())
 

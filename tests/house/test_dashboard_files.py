@@ -6,8 +6,11 @@ import hashlib
 import re
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from tonle.gateway.api_keys.key import Scope
 
 STATIC = Path(__file__).parents[2] / "src/tonle/gateway/dashboard/static"
 VENDOR = STATIC / "vendor"
@@ -119,6 +122,12 @@ def test_every_page_has_a_title_and_a_component() -> None:
         text = (STATIC / "pages" / f"{page}.js").read_text()
         assert 'export const title = "' in text
         assert "export default function" in text
+
+
+def test_a_key_can_be_created_with_every_scope() -> None:
+    listed = re.search(r"(?s)const SCOPES = \{(.*?)\n\}", (STATIC / "pages/create_key.js").read_text())
+    assert listed is not None
+    assert tuple(re.findall(r"(?m)^  (\w+):", listed[1])) == get_args(Scope)
 
 
 def test_custom_properties_that_are_used_exist() -> None:

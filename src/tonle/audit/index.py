@@ -285,12 +285,13 @@ class Index:
             raise InvalidRequest(f"{name!r} is the id of several records; give a file name: {files}")
         return self._directory / rows[0].day / rows[0].file
 
-    def named(self, name: str, limit: int = 10) -> list[Row]:
-        """The newest records with this short id, request id, response id or file name. Callers may use an id twice."""
+    def named(self, name: str, limit: int = 10, *, until: str | None = None) -> list[Row]:
+        """The newest records with this short id, request id, response id or file name, up to a time. Callers may use an id
+        twice."""
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} FROM records WHERE id = :it OR request_id = :it OR response_id = :it OR file = :it"
-            " ORDER BY time DESC, rowid DESC LIMIT :limit",
-            {"it": Path(name).name, "limit": limit},
+            f"SELECT {_COLUMNS} FROM records WHERE (id = :it OR request_id = :it OR response_id = :it OR file = :it)"
+            " AND (:until IS NULL OR time <= :until) ORDER BY time DESC, rowid DESC LIMIT :limit",
+            {"it": Path(name).name, "limit": limit, "until": until},
         ).fetchall()
         for day, file, *_ in rows:
             if not day_ledger.is_day(str(day)) or not day_ledger.is_file_name(str(file)):

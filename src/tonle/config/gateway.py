@@ -142,6 +142,7 @@ class GatewayConfig(ServerConfig):
         self.check_tls()
         self.check_origins()
         self.check_requests()
+        self.check_observed()
         names = [backend_name(backend) for backend in self.backends]
         for name in names:
             if names.count(name) > 1:

@@ -14,6 +14,7 @@ from tonle.config.setting import OBSERVE, setting
 from tonle.config.values import ValueType
 
 HISTORY_MEMORY = "memory"
+MAX_PRICE = 1e9  # per hour; any currency's price of a machine is below it, and sums of such prices are finite
 
 
 def _observe(default: Any, type: ValueType, help: str) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tonle.config.allowed_values import allowed_values
+from tonle.config.observe import MAX_PRICE
 from tonle.config.values import ValueType
 
 ItemT = TypeVar("ItemT", bound=msgspec.Struct)
@@ -21,6 +22,7 @@ NAME_PATTERN = r"[A-Za-z0-9._/:\-]{1,128}"
 Name = Annotated[str, Meta(pattern=f"^{NAME_PATTERN}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[int, Meta(ge=1)]
+Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
 _KINDS: dict[type, str] = {dict: "a mapping", str: "a text", type(None): "nothing"}
 
 
@@ -40,7 +42,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_concurrent: Positive | None = None  # default: the gateway's
     max_queued: Annotated[int, Meta(ge=0)] | None = None
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    price_per_hour: Annotated[float, Meta(ge=0)] | None = None  # of its machine; default: the gateway's
+    price_per_hour: Price | None = None  # of its machine; default: the gateway's
     kv_events: Annotated[str, Meta(pattern="^(tcp|ipc)://")] | None = None  # where it publishes its KV events
     region: Name | None = None  # where it is; default: where the gateway is
 

@@ -348,6 +348,7 @@ class ServeConfig(WorkerSettings):
         self.check_tls()
         self.check_origins()
         self.check_requests()
+        self.check_observed()
         self.check_cache()
         self.check_responses()
         check_not_models(dict(self.lora), *self.served_model_name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tonle.config import values
-from tonle.config.observe import ObserveConfig
+from tonle.config.observe import MAX_PRICE, ObserveConfig
 from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, STORED, setting
 from tonle.config.stores import MEMORY, SAME, cache_place, responses_place, state_place
 from tonle.config.values import ValueType
@@ -115,9 +115,9 @@ class ServerConfig(ObserveConfig):
     allowed_hosts: tuple[str, ...] = _security(
         (),
         values.names("HOST"),
-        "Name in the Host header that this server answers to, or * for any. Repeat the flag for more. A server without "
-        "keys on a loopback address answers to localhost, IP addresses and these; any other server to every name, unless "
-        "this is set.",
+        "Name in the Host header that this server answers to, or * for any. Repeat the flag for more. A server on a "
+        "loopback address answers to localhost, IP addresses and these, with keys on /dashboard only; any other server to "
+        "every name, unless this is set.",
     )
     ssl_certfile: str | None = _file("Serve HTTPS with this certificate: a PEM file with the whole chain.")
     ssl_keyfile: str | None = _file("Private key of the certificate, a PEM file.")
@@ -251,6 +251,19 @@ class ServerConfig(ObserveConfig):
             if host != "*" and not HOST_NAME.fullmatch(host):
                 raise ConfigError(f"allowed_hosts: {host!r} is not a host name such as models.example.com: give it without "
                                   "scheme and port", param="allowed_hosts")  # fmt: skip
+
+    def check_observed(self) -> None:
+        """Raises `ConfigError`."""
+        if self.price_per_hour is not None and self.price_per_hour > MAX_PRICE:
+            raise ConfigError(f"price_per_hour must be at most {MAX_PRICE:,.0f}, not {self.price_per_hour:g}",
+                              param="price_per_hour")  # fmt: skip
+        for name in ("sla_p95", "sla_ttft_p95", "sla_itl_p95"):
+            target_s = getattr(self, f"{name}_s")
+            if target_s is not None and target_s <= 0:
+                raise ConfigError(f"{name} must be more than 0: no request takes no time", param=name)
+        if self.alert_secret is not None and self.alert_webhook is None:
+            raise ConfigError("alert_secret is set but alert_webhook is not: there are no posts to sign; set the address that "
+                              "gets them, or remove the secret", param="alert_webhook")  # fmt: skip
 
     def check_tls(self) -> None:
         """What can be told without reading the files. Raises `ConfigError`."""

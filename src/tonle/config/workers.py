@@ -196,6 +196,7 @@ class WorkerServerConfig(ServerConfig):
         self.check_tls()
         self.check_origins()
         self.check_requests()
+        self.check_observed()
         self.check_cache()
         self.check_responses()
 

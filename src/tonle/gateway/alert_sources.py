@@ -82,11 +82,10 @@ class AlertSources:
         """At everything, once."""
         for target in self._sla.verdict().targets:
             self._judge(target)
-        for name in self._dead - {backend.name for backend in self._backends if not backend.leaving}:
-            self._dead.discard(name)
-            self._paused_s.pop(name, None)
-            self._alerts.resolve("backend", name, f"backend {name} was removed")
-        for backend in [each for each in self._backends if not each.leaving]:
+        used = [each for each in self._backends if not each.leaving and (each.local or not each.draining)]
+        for name in self._dead - {backend.name for backend in used}:
+            self._forget(name)
+        for backend in used:
             why = await self._why_not_ready(backend) if backend.local else self._why_dead(backend)
             subject = "engine" if backend.local else backend.name
             if why is None:
@@ -99,6 +98,13 @@ class AlertSources:
             self._lost_s = None
             self._alerts.resolve("audit", _LOST, "no more audit records were lost for ten minutes")
 
+    def _forget(self, name: str) -> None:
+        """A dead backend that nothing is sent to any more: its operator knows."""
+        self._dead.discard(name)
+        self._paused_s.pop(name, None)
+        is_there = any(each.name == name and not each.leaving for each in self._backends)
+        self._alerts.resolve("backend", name, f"backend {name} was {'drained' if is_there else 'removed'}")
+
     def _judge(self, target: TargetVerdict) -> None:
         if target.meets:
             self._alerts.resolve("sla", target.name, f"{TITLES[target.name]} p95 is within its target again")
@@ -107,7 +113,7 @@ class AlertSources:
         self._alerts.fire("sla", target.name, target.sentence, details)
 
     def _why_dead(self, backend: Backend) -> str | None:
-        """None: it is healthy, or draining. One whose breaker is half open is dead until a request has succeeded."""
+        """None: it is healthy. One whose breaker is half open is dead until a request has succeeded."""
         now_s, breaker = self._clock(), backend.breaker
         if not breaker.allows:
             self._paused_s[backend.name] = now_s

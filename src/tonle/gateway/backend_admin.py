@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tonle.config.gateway import backend_name
-from tonle.config.routing import BackendConfig, Name, Positive, Share
+from tonle.config.routing import BackendConfig, Name, Positive, Price, Share
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
 from tonle.gateway.backends.backend import SETTINGS, Backend
@@ -39,7 +39,7 @@ class BackendChanges(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_concurrent: Positive | UnsetType | None = UNSET
     max_queued: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
     timeout_s: Annotated[float, Meta(gt=0)] | UnsetType | None = UNSET
-    price_per_hour: Annotated[float, Meta(ge=0)] | UnsetType | None = UNSET
+    price_per_hour: Price | UnsetType | None = UNSET
     draining: bool | UnsetType = UNSET
 
     def given(self) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class ExplainPage:
         key = self._admit(exchange)
         request_id = exchange.path.removeprefix(PREFIX).removesuffix(SUFFIX)
         log = self._log()
-        seen = log.find(request_id)
-        if seen is None or not self._may_see(exchange, key, seen):
+        seen = log.find(request_id, lambda each: self._may_see(exchange, key, each))
+        if seen is None:
             raise _not_found(request_id, log)
         part, shows_keys = await self._engine_part(seen), key.may("dashboard")
         engine = None
@@ -89,7 +89,7 @@ class ExplainPage:
         return self._explained(seen, await self._engine_part(seen), shows_keys=True)
 
     def _explained(self, seen: SeenRequest, part: EnginePart, *, shows_keys: bool) -> Explanation:
-        found = explain(seen, part.spent, names=part.names, shows_keys=shows_keys, find=self._log().find)
+        found = explain(seen, part.spent, names=part.names, shows_keys=shows_keys, find=self._prompt_of)
         return msgspec.structs.replace(found, sentences=[*found.sentences, part.note]) if part.note else found
 
     # -- who may see it
@@ -117,12 +117,16 @@ class ExplainPage:
         With `trust_salt` the caller is a gateway: all requests under its key are its own, whose ever they are there, and it
         decides what its callers may know.
         """
-        log, shows_keys = self._log(), key.may("dashboard")
+        shows_keys = key.may("dashboard")
         if request_id is None or shows_keys or not self._services.trust_salt:
-            return visible_id(seen, request_id, log.find, shows_keys=shows_keys)
-        other = log.find(request_id)
+            return visible_id(seen, request_id, self._prompt_of, shows_keys=shows_keys)
+        other = self._prompt_of(request_id)
         is_its_own = not self._services.auth.has_keys if other is None else other.key_id == key.id
         return request_id if is_its_own else None
+
+    def _prompt_of(self, request_id: str) -> SeenRequest | None:
+        """One that an engine has computed: others may have been refused under the same id since."""
+        return self._log().find(request_id, lambda each: each.sent_s is not None)
 
     # -- what is known
 
@@ -139,6 +143,11 @@ class ExplainPage:
         backend = self._backend(seen.backend)
         if backend is None or backend.kind != "tonle":
             return EnginePart(None, _no_name)
+        later = self._log().find(seen.id, lambda each: each.owner == seen.owner and each.backend == seen.backend)
+        if later is not None and later.number != seen.number:  # the backend would tell of that one
+            return EnginePart(
+                None, _no_name, f"{backend.name} had a later request with this id: its part is not known."
+            )
         return await self._ask(backend, seen)
 
     def _backend(self, name: str) -> Backend | None:

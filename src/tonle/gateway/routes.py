@@ -153,8 +153,9 @@ class Routes:
             return
         if entry is None:
             raise NoHandler(self._missing(exchange, found))
-        if self._pages.checks_hosts or not services.auth.has_keys:
-            self._pages.check(exchange, has_keys=services.auth.has_keys)
+        is_dashboard, has_keys = exchange.path.startswith(PREFIX), services.auth.has_keys
+        if is_dashboard or self._pages.checks_hosts or not has_keys:
+            self._pages.check(exchange, has_keys=has_keys, is_dashboard=is_dashboard)
         if entry.scope is not None:
             self._admit(exchange, entry)
         if entry.takes_json:

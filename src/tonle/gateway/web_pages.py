@@ -4,7 +4,8 @@ Does: refuse, where there are no keys, what a page of another site asks (`Host`,
 require JSON, which a page cannot send elsewhere without a preflight. Does not: know keys or paths.
 
 Where there are keys, a page of another site cannot know one, and the first three are not checked. A browser sends the
-cookie of the dashboard by itself, so a request that relies on it must come from a page of this server (`check_own_page`).
+cookie of the dashboard by itself, so a request that relies on it must come from a page of this server (`check_own_page`). It
+takes a site whose name leads to this machine for this server, so `Host` is checked on the dashboard's paths, keys or not.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class WebPages:
         """Also where there are keys; then nothing else is checked."""
         return bool(self._hosts)
 
-    def check(self, exchange: Exchange, *, has_keys: bool) -> None:
-        """Raises `ForeignPage`."""
-        if self._hosts or (self._loopback and not has_keys):
+    def check(self, exchange: Exchange, *, has_keys: bool, is_dashboard: bool = False) -> None:
+        """`is_dashboard`: the path is one of the dashboard's. Raises `ForeignPage`."""
+        if self._hosts or (self._loopback and (is_dashboard or not has_keys)):
             self._check_host(exchange.header("host"), has_keys=has_keys)
         if not has_keys and exchange.method not in READING:
             self._check_origin(exchange)

@@ -5,7 +5,8 @@ states it does not know yet: signed, in order, at most one post per subject and 
 Does not: find out that something is wrong (`gateway/alert_sources.py` does), or make a request wait.
 
 States are told, not changes: if a subject fails and recovers while posts are held back, only what is true afterwards is posted,
-with the number of changes that were left out. So what waits is bounded by the number of subjects.
+with the number of changes that were left out. So what waits is bounded by the number of subjects. Backends come and go: for a new
+one, the one that has been right for longest is forgotten.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ MOST_PER_HOUR = 30
 GIVE_UP_S = 300.0  # after the first try
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
-MAX_SUBJECTS = 1000  # more are not followed
+MAX_SUBJECTS = (
+    1000  # more backends are not followed, while all of these fire; targets and the audit have a few subjects
+)
 KEPT = 20  # latest changes, for the dashboard
 _HOUR_S = 3600.0
 
@@ -38,7 +41,7 @@ State = Literal["firing", "resolved"]
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A change, as the dashboard lists it."""
+    """A change, or what is wrong now, as the dashboard lists it."""
 
     time: float  # unix seconds
     kind: str
@@ -66,6 +69,7 @@ class Alerts:
         self._posted_s: deque[float] = deque()  # moments of the posts of the last hour
         self._changed = asyncio.Event()
         self._poster: asyncio.Task[None] | None = None
+        self._is_full = False  # of subjects that all fire: it was logged
         self._backoff_s = 0.0  # 0: the webhook works, as far as is known
         self._unposted = 0  # changes that no post told of, for the next one to count
         self.num_fired = dict.fromkeys(KINDS, 0)
@@ -85,6 +89,11 @@ class Alerts:
 
     def num_firing(self, kind: Kind) -> int:
         return sum(key[0] == kind and each.state == "firing" for key, each in self._subjects.items())
+
+    def firing(self) -> list[Alert]:
+        """What is wrong now, newest first."""
+        found = [each.alert() for each in self._subjects.values() if each.state == "firing"]
+        return sorted(found, key=lambda alert: alert.time, reverse=True)
 
     def latest(self) -> list[Alert]:
         """The last changes, newest first."""
@@ -107,7 +116,7 @@ class Alerts:
     def _turn(self, kind: Kind, subject: str, state: State, summary: str, details: dict[str, Any]) -> None:
         known = self._subjects.get((kind, subject))
         if known is None:
-            if state == "resolved" or len(self._subjects) >= MAX_SUBJECTS:
+            if state == "resolved" or not self._has_room(kind):
                 return
             known = self._subjects[kind, subject] = _Subject(kind, subject)
         if known.state == state:
@@ -117,12 +126,32 @@ class Alerts:
         known.state, known.summary, known.details, known.since = state, summary, details, self._now()
         if state == "firing":
             self.num_fired[kind] += 1
-        self._latest.append(Alert(known.since, kind, subject, state, summary))
+        self._latest.append(known.alert())
         log.log(logging.WARNING if state == "firing" else logging.INFO, "alert %s: %s", state, summary)
         if self._webhook is not None:
             known.num_untold += 1
             known.message = None
             self._changed.set()
+
+    def _has_room(self, kind: Kind) -> bool:
+        """For one more subject. Where there are too many, one that is right again is forgotten: one that the webhook need not be
+        told of, if there is one, and of these the oldest."""
+        if kind != "backend" or len(self._subjects) < MAX_SUBJECTS:
+            return True
+        now_s = self._clock()
+        right = [each for each in self._subjects.values() if each.state == "resolved"]
+        if not right:
+            if not self._is_full:
+                self._is_full = True
+                log.error(
+                    "alerts of %s subjects fire: what else goes wrong is not followed", f"{len(self._subjects):,}"
+                )
+            return False
+        oldest = min(right, key=lambda each: (not each.is_over(now_s), each.since))
+        self._leave_out(oldest.num_untold)
+        del self._subjects[oldest.kind, oldest.name]
+        self._is_full = False
+        return True
 
     # -- posts
 
@@ -245,6 +274,13 @@ class _Subject:
         self.num_untold = 0  # changes since it was told
         self.may_post_s = 0.0  # monotonic
         self.message: _Message | None = None  # that is being posted
+
+    def alert(self) -> Alert:
+        return Alert(self.since, self.kind, self.name, self.state, self.summary)
+
+    def is_over(self, now_s: float) -> bool:
+        """Right again, told, and past its pause: forgetting it changes no post."""
+        return self.state == self.told == "resolved" and not self.num_untold and self.may_post_s <= now_s
 
 
 def _iso(moment: float) -> str:

@@ -15,6 +15,7 @@ def row_of(seen: SeenRequest) -> dict[str, Any]:
     engine_s = seen.engine_s or {}
     return {
         "id": seen.id,
+        "number": seen.number,
         "time": seen.arrived,
         "path": seen.path,
         "model": seen.model,

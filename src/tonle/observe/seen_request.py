@@ -5,20 +5,27 @@ Does: hold numbers and names. Never holds a word of a prompt or an answer: those
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import msgspec
 
 from tonle.telemetry.time_spent import TimeSpent
+
+# Microseconds, so that after a restart the numbers go on above those of before: an open page does not mix the two up.
+_numbers = itertools.count(time.time_ns() // 1000)
 
 
 class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Moments are seconds since its arrival; None: it did not get there."""
 
-    id: str
+    id: str  # its caller may have chosen it, and chosen one that is in use
+    number: int = msgspec.field(default_factory=_numbers.__next__)  # no other has it; they grow as requests end
     arrived: float  # unix seconds
     path: str
     model: str = ""  # as it was asked for
     adapter: str | None = None
-    key_id: str = ""
+    key_id: str = ""  # empty: refused before it was known whose it is; "anonymous": the server has no keys
     key_name: str = ""
     owner: str = ""  # whose request it is: the key's tenant, or the key
     status: str = ""  # as in the audit: ok, cached, failed, refused, cancelled, …
@@ -57,6 +64,11 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
     device_s: float = 0.0  # its share of the device's time: as the engine of this process told, else estimated
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
+
+    @property
+    def is_admitted(self) -> bool:
+        """False: refused, before it was known whose it is: by its key, or by the page it comes from."""
+        return bool(self.key_id)
 
     @property
     def itl_s(self) -> float | None:

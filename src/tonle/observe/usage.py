@@ -78,6 +78,8 @@ class Usage:
         """Requests have ended. All are counted, or none of them, where it fails."""
         by_place: dict[tuple[float, str, str], list[SeenRequest]] = {}  # a day is a number here
         for seen in requests:
+            if not seen.is_admitted:  # nobody's usage
+                continue
             model = seen.model if seen.accepted_s is not None else ""  # else a caller could fill the file with names
             place = (seen.arrived // _DAY_S, seen.key_id, model)
             if (same := by_place.get(place)) is None:

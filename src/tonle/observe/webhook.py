@@ -22,6 +22,7 @@ from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.errors import ConfigError
 
 TIMEOUT_S = 10.0
+MIN_KEY_BYTES = 8
 _ENCODED_SECRET = "whsec_"
 _RETRY = (408, 425, 429)  # besides 5xx
 _URL_CHARACTERS = "/%:@!$&'()*+,;=~-._?"
@@ -77,6 +78,14 @@ class Webhook:
 
 def signing_key(secret: str) -> bytes:
     """`whsec_` and base64, as many services print it, or any other text as it is. Raises `ConfigError`."""
+    key = _decoded(secret)
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(f"alert_secret gives a key of {len(key)} bytes, which others can guess: it needs at least "
+                          f"{MIN_KEY_BYTES} bytes, better 32", param="alert_secret")  # fmt: skip
+    return key
+
+
+def _decoded(secret: str) -> bytes:
     if not secret.startswith(_ENCODED_SECRET):
         return secret.encode()
     try:

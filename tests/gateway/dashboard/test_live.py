@@ -42,7 +42,8 @@ def test_what_happens_is_told_within_a_second_or_two(tmp_path: Path) -> None:
                 found = events(stream)
                 first = await anext(found)  # at once
                 assert [each["name"] for each in first["backends"]] == ["b0"]
-                assert first["sla"]["meets"] is True and first["alerts"] == []
+                assert first["sla"]["meets"] is True and first["alerts"] == first["firing"] == []
+                place.gateway.alerts.fire("audit", "writing", "disk full")
                 await place.ask(headers={"x-request-id": "req-seen"})
                 await place.ask(model="unknown")
                 rows: dict[str, dict[str, Any]] = {}
@@ -55,6 +56,7 @@ def test_what_happens_is_told_within_a_second_or_two(tmp_path: Path) -> None:
                 assert (rows["req-seen"]["model"], rows["req-seen"]["backend"]) == ("m", "b0")
                 assert (rows["req-seen"]["status"], rows["req-seen"]["completion_tokens"]) == ("ok", 3)
                 assert errors == {"model_not_found": 1}
+                assert [each["summary"] for each in event["firing"]] == ["disk full"]
                 assert event["values"]["requests_per_s"] >= 0
             await until(lambda: num_streams(place) == 0, "the stream went on without its reader")
             observed = place.gateway.routes.dashboard._services.observed

@@ -45,6 +45,42 @@ def test_the_cookie_is_secure_where_a_trusted_proxy_speaks_https(tmp_path: Path)
     run(main())
 
 
+def test_a_site_whose_name_leads_to_this_machine_is_not_the_page(tmp_path: Path) -> None:
+    """A browser takes such a site and this server for one: it says that their requests come from the page itself."""
+    theirs = {"host": "evil.example", "origin": "http://evil.example"}
+
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            for _ in range(6):
+                refused = await log_in(place, "guessed", **theirs)
+                assert refused.status_code == 403, "else the wrong keys are counted, and the admin has to wait"
+            assert "--allowed-hosts evil.example" in refused.json()["error"]["message"]
+            for path in ("/dashboard", "/dashboard/static/app.js", f"{API}/session", f"{API}/live"):
+                assert (await place.client.get(path, headers=theirs)).status_code == 403, path
+            assert (await log_in(place)).status_code == 204
+            assert (await place.client.get("/v1/models", headers=theirs)).status_code == 401, "other paths need a key"
+        async with running_gateway(tmp_path / "open", Upstream("m"), host="0.0.0.0") as place:
+            assert (await log_in(place, host="tonle.example")).status_code == 204, "others reach it by its name"
+
+    run(main())
+
+
+def test_behind_a_proxy_on_this_machine_the_public_name_is_allowed(tmp_path: Path) -> None:
+    async def main() -> None:
+        public = {"host": "tonle.example", "origin": "https://tonle.example", "x-forwarded-for": "203.0.113.7"}
+        behind = {"trusted_proxies": ("127.0.0.1",)}
+        async with running_gateway(tmp_path, Upstream("m"), **behind) as place:
+            refused = await place.client.get("/dashboard", headers=public)
+            assert refused.status_code == 403 and "--allowed-hosts tonle.example" in refused.text
+        async with running_gateway(
+            tmp_path / "named", Upstream("m"), allowed_hosts=("tonle.example",), **behind
+        ) as place:
+            assert (await place.client.get("/dashboard", headers=public)).status_code == 200
+            assert (await log_in(place, **public)).status_code == 204
+
+    run(main())
+
+
 def test_the_session_is_the_key_on_every_path_and_no_more(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")

@@ -10,6 +10,7 @@ import pytest
 
 from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
+from tonle.config.gateway import GatewayConfig
 from tonle.config.load_settings import load, load_gateway
 from tonle.config.serve import SETTINGS, ServeConfig, Setting
 from tonle.errors import ConfigError
@@ -120,3 +121,22 @@ def test_an_origin_has_a_scheme_and_no_path(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"is not an origin such as https://app\.example\.com"):
         ServeConfig(cors_origins=(origin,)).validate()
     ServeConfig(cors_origins=("*", "https://a.example:8443", "http://localhost:3000", "null")).validate()
+
+
+@pytest.mark.parametrize("name", ["sla_p95", "sla_ttft_p95", "sla_itl_p95"])
+@pytest.mark.parametrize("settings", [ServeConfig, GatewayConfig])
+def test_a_target_is_more_than_nothing(name: str, settings: type[ServeConfig | GatewayConfig]) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be more than 0"):
+        settings(**{f"{name}_s": 0.0}).validate()
+
+
+def test_a_price_that_nothing_costs_is_a_mistake() -> None:
+    ServeConfig(price_per_hour=1e9).validate()
+    with pytest.raises(ConfigError, match=r"price_per_hour must be at most 1,000,000,000, not 1e\+308"):
+        ServeConfig(price_per_hour=1e308).validate()
+
+
+def test_a_secret_needs_posts_to_sign() -> None:
+    GatewayConfig(alert_secret="long enough", alert_webhook="http://127.0.0.1:1/").validate()
+    with pytest.raises(ConfigError, match="alert_secret is set but alert_webhook is not"):
+        GatewayConfig(alert_secret="long enough").validate()

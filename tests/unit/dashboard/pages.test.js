@@ -3,24 +3,24 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { firingOf } from "./static/pages/firing.js";
+import { onTop } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
-import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
+import { filtered, MOST_ROWS, MOST_UNKNOWN, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
 import { addUp, byDay, grouped, isoDay, measuresOf, widths } from "./static/pages/usage_sums.js";
 import { modelRows } from "./static/pages/model_rows.js";
 import { verdictOf } from "./static/pages/targets.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
-const row = (number, more = {}) => ({ id: `req-${number}`, time: number, status: "ok", model: "m", key: "k", key_id: "", backend: "b", ...more });
+const row = (number, more = {}) => ({ id: `req-${number}`, number, time: number, status: "ok", model: "m", key: "k", key_id: "key-1", backend: "b", ...more });
 
 // A server with requests 1…most; `pages` counts how often it was asked.
 function server(most) {
   const log = { rows: Array.from({ length: most }, (_, i) => row(most - i)), pages: 0 };
   log.load = async ({ limit, before }) => {
     log.pages += 1;
-    const from = before ? log.rows.findIndex(({ id }) => id === before) + 1 : 0;
+    const from = before ? log.rows.findIndex(({ number }) => number === before) + 1 : 0;
     return { requests: log.rows.slice(from, from + limit), kept: log.rows.length, most: MOST_ROWS };
   };
   return log;
@@ -31,6 +31,27 @@ test("all kept requests are loaded, in pages, newest first", async () => {
   const list = new RequestRows(log.load);
   await list.fill();
   assert.deepEqual([list.rows.length, list.rows[0].id, list.rows.at(-1).id, log.pages], [1234, "req-1234", "req-1", 3]);
+});
+
+test("requests that all have one id are all listed", async () => {
+  const log = server(1234);
+  for (const one of log.rows) one.id = "same";
+  const list = new RequestRows(log.load);
+  await list.fill();
+  list.take({ t: 1, requests: [row(1235, { id: "same" })] });
+  await settled(list);
+  assert.deepEqual([list.rows.length, list.rows[0].number, list.rows.at(-1).number, log.pages], [1235, 1235, 1, 4]);
+});
+
+test("refusals of unknown callers push no other rows out", async () => {
+  const log = server(1);
+  const list = new RequestRows(log.load);
+  await list.fill();
+  for (let t = 2; t < 100; t += 1) {
+    list.take({ t, requests: Array.from({ length: 99 }, (_, i) => row(t * 100 + i, { key: "", key_id: "", status: "refused" })) });
+    await settled(list);
+  }
+  assert.deepEqual([list.rows.length, list.rows.at(-1).id], [MOST_UNKNOWN + 1, "req-1"]);
 });
 
 test("live rows come on top, once, and the oldest go", async () => {
@@ -124,9 +145,10 @@ test("usage adds up by key, model and day", () => {
 test("sound and images have columns where there are any", () => {
   const rows = [used("2026-01-01", "a", "m", 1, 0.5), { ...used("2026-01-01", "a", "asr", 2, null), audio_s: 2.5, characters: 0, images: 0 }];
   const ids = (found) => found.map(({ id }) => id);
-  assert.deepEqual(ids(measuresOf(rows.slice(0, 1), false)),
+  assert.deepEqual(ids(measuresOf([{ ...rows[0], cost: null }], false)),
     ["requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"]);
   assert.deepEqual(ids(measuresOf(rows, true)).filter((id) => ["audio_s", "characters", "images", "cost"].includes(id)), ["audio_s", "cost"]);
+  assert.ok(ids(measuresOf(rows, false)).includes("cost"), "some have a cost, of a price that was set then");
   assert.equal(addUp(rows).audio_s, 2.5);
   const wide = (found, chosen) => Object.fromEntries(widths(found, chosen).map((value, i) => [found[i].id, value]));
   const few = wide(measuresOf(rows.slice(0, 1), true), "completion_tokens");
@@ -170,9 +192,12 @@ test("masks are found in texts, also those with names of their own", () => {
   assert.deepEqual(parts, ["to ", "[email]", ", staff ", "[badge.no]", " and [other]"]);
 });
 
-test("an alert is shown on top from its firing to its end, a missed target in its own card", () => {
-  const alert = (time, kind, subject, state) => ({ time, kind, subject, state, summary: "" });
-  const alerts = [alert(3, "backend", "a", "resolved"), alert(1, "backend", "a", "firing"), alert(2, "backend", "b", "firing"), alert(4, "sla", "ttft", "firing")];
-  assert.deepEqual(firingOf(alerts).map((each) => each.subject), ["b"]);
-  assert.deepEqual(firingOf(undefined), []);
+test("what fires is shown on top, of many backends the newest, a missed target in its own card", () => {
+  const alert = (time, kind, subject) => ({ time, kind, subject, state: "firing", summary: "" });
+  const { shown, numMore } = onTop([alert(4, "sla", "ttft"), alert(3, "backend", "a"), alert(1, "audit", "writing")]);
+  assert.deepEqual([shown.map((each) => each.subject), numMore], [["writing", "a"], 0]);
+  const many = onTop([...Array.from({ length: 30 }, (_, i) => alert(30 - i, "backend", `b${30 - i}`)), alert(0, "audit", "writing")]);
+  assert.deepEqual([many.shown[0].subject, many.shown[1].subject, many.shown.length + many.numMore], ["writing", "b30", 31]);
+  assert.ok(many.numMore > 0);
+  assert.deepEqual(onTop(undefined), { shown: [], numMore: 0 });
 });

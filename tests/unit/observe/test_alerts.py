@@ -276,6 +276,77 @@ def test_a_receiver_that_is_not_there(clock: Clock, caplog: pytest.LogCaptureFix
     assert sum("cannot be delivered" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_what_fires_is_known_however_much_changed_since() -> None:
+    alerts = Alerts(now=iter(range(100)).__next__)
+    alerts.fire("audit", "writing", "disk full")
+    for _ in range(module.KEPT):
+        alerts.fire("backend", "b", "dead")
+        alerts.resolve("backend", "b", "back")
+    alerts.fire("backend", "c", "dead")
+    assert "writing" not in {each.subject for each in alerts.latest()}
+    assert [(each.subject, each.state, each.summary) for each in alerts.firing()] == [
+        ("c", "firing", "dead"),
+        ("writing", "firing", "disk full"),
+    ]
+
+
+def test_subjects_that_are_right_again_make_room_for_new_ones(caplog: pytest.LogCaptureFixture) -> None:
+    alerts = Alerts()
+    alerts.fire("backend", "stays", "dead")
+    for index in range(3 * module.MAX_SUBJECTS):
+        alerts.fire("backend", f"b{index}", "dead")
+        assert alerts.is_firing("backend", f"b{index}")
+        alerts.resolve("backend", f"b{index}", "was removed")
+    assert alerts.is_firing("backend", "stays")
+    assert len(alerts._subjects) == module.MAX_SUBJECTS
+    assert not [record for record in caplog.records if "not followed" in record.getMessage()]
+
+
+def test_while_all_subjects_fire_targets_and_the_audit_are_still_followed(caplog: pytest.LogCaptureFixture) -> None:
+    alerts = Alerts()
+    for index in range(module.MAX_SUBJECTS + 10):
+        alerts.fire("backend", f"b{index}", "dead")
+    assert not alerts.is_firing("backend", f"b{module.MAX_SUBJECTS}")
+    alerts.fire("sla", "ttft", "TTFT p95 over 200 ms")
+    alerts.fire("audit", "writing", "disk full")
+    assert alerts.is_firing("sla", "ttft") and alerts.is_firing("audit", "writing")
+    complaints = [record.getMessage() for record in caplog.records if "not followed" in record.getMessage()]
+    assert len(complaints) == 1 and f"{module.MAX_SUBJECTS:,}" in complaints[0]
+    for index in range(3):
+        alerts.resolve("backend", f"b{index}", "back")
+    alerts.fire("backend", "new", "dead")
+    assert alerts.is_firing("backend", "new")
+
+
+def test_of_subjects_that_are_right_again_the_untold_ones_are_forgotten_last(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SUBJECTS", 3)
+
+    async def main() -> None:
+        async with receiver() as place, running(place, clock) as alerts:
+            for name in "abc":
+                alerts.fire("backend", name, "dead")
+            await until(lambda: alerts.posts["delivered"] == 3)
+            alerts.resolve("backend", "a", "back")  # first, but within its pause: it is not told yet
+            clock.s += module.SUBJECT_PAUSE_S / 2
+            alerts.resolve("backend", "b", "back")
+            clock.s += module.SUBJECT_PAUSE_S / 2
+            alerts.resolve("backend", "c", "back")
+            await until(lambda: alerts.posts["delivered"] == 6)
+            clock.s += module.SUBJECT_PAUSE_S
+            alerts.fire("backend", "a", "dead again")
+            await until(lambda: alerts.posts["delivered"] == 7)
+            alerts.resolve("backend", "a", "back")
+            alerts.fire("backend", "d", "dead")  # b or c goes: what is known of these was told
+            await until(lambda: "d firing" in place.told)
+            clock.s += module.SUBJECT_PAUSE_S
+            alerts.fire("backend", "e", "dead")
+            await until(lambda: place.told[-3:].count("a resolved") == 1)
+
+    run(main)
+
+
 def test_https(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate must be good; SSL_CERT_FILE names an authority of the operator's own."""
     authority = Authority(tmp_path)
@@ -321,9 +392,12 @@ def test_without_a_webhook_it_only_remembers() -> None:
 
 def test_secrets_and_addresses_that_cannot_work_are_refused() -> None:
     assert signing_key("any text") == b"any text"
-    assert signing_key("whsec_aGVsbG8=") == b"hello"
+    assert signing_key("whsec_aGVsbG8gdGhlcmU=") == b"hello there"
     with pytest.raises(ConfigError, match="not base64"):
         signing_key("whsec_***")
+    for short in ("whsec_", "whsec_aGVsbG8=", "", "1234567"):
+        with pytest.raises(ConfigError, match=r"alert_secret .* at least 8 bytes"):
+            signing_key(short)
     for url in ("ftp://host/", "host:80/x", "http://user:word@host/", "http://"):
         with pytest.raises(ConfigError, match="alert_webhook"):
             Webhook(url)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
-from tonle.observe.request_log import MOST, RequestLog
+from tonle.observe.request_log import MOST, MOST_UNKNOWN, RequestLog
 from tonle.observe.seen_request import SeenRequest
 from tonle.telemetry.time_spent import OtherPrompt, TimeSpent, Wait
 
 
 def seen(id: str, **fields: Any) -> SeenRequest:
-    return SeenRequest(id=id, arrived=0.0, path="/v1/chat/completions", **fields)
+    return SeenRequest(**{"id": id, "arrived": 0.0, "path": "/v1/chat/completions", "key_id": "k"} | fields)
 
 
 def ids(requests: list[SeenRequest]) -> list[str]:
@@ -24,9 +24,22 @@ def test_newest_first_and_page_by_page() -> None:
         log.add(seen(f"r{number}"))
     first = log.newest(4)
     assert ids(first) == ["r9", "r8", "r7", "r6"]
-    assert ids(log.newest(4, before="r6")) == ["r5", "r4", "r3", "r2"]
-    assert ids(log.newest(4, before="r1")) == ["r0"] and not log.newest(4, before="r0")
-    assert not log.newest(before="no longer kept")
+    second = log.newest(4, before=first[-1].number)
+    assert ids(second) == ["r5", "r4", "r3", "r2"]
+    (last,) = log.newest(4, before=second[-1].number)[1:]
+    assert last.id == "r0" and not log.newest(4, before=last.number)
+
+
+def test_pages_of_requests_that_all_have_one_id() -> None:
+    log = RequestLog()
+    for number in range(10):
+        log.add(seen("same", prompt_tokens=number))
+    told: list[int] = []
+    before = None
+    while page := log.newest(3, before=before):
+        told += [request.prompt_tokens for request in page]
+        before = page[-1].number
+    assert told == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_the_oldest_go() -> None:
@@ -47,6 +60,34 @@ def test_an_id_that_a_caller_used_twice() -> None:
     assert found is not None and found.status == "ok"
     log.add(seen("c"))
     assert log.find("same") is None and len(log) == 3
+
+
+def test_each_caller_finds_the_newest_that_it_may_see() -> None:
+    log = RequestLog(3)
+    for key in ("mine", "theirs", "mine", "theirs"):
+        log.add(seen("same", key_id=key))
+    first, second, third = reversed(log.newest())
+    assert log.find("same") is third
+    assert log.find("same", lambda each: each.key_id == "mine") is second
+    assert log.find("same", lambda each: each.number == first.number) is first
+    assert log.find("same", lambda each: each.key_id == "nobody") is None
+
+
+def test_refusals_of_unknown_callers_displace_only_each_other() -> None:
+    log = RequestLog()
+    log.add(seen("mine"))
+    for number in range(MOST + 1):
+        log.add(seen(f"flood-{number}", key_id="", status="refused"))
+    log.add(seen("last"))
+    assert len(log) == 2 + MOST_UNKNOWN
+    found = log.newest(MOST)
+    assert ids(found)[:2] == ["last", f"flood-{MOST}"] and ids(found)[-1] == "mine"
+    assert len(log.newest(MOST, before=found[0].number)) == MOST_UNKNOWN + 1
+    assert log.find("mine") is not None and log.find(f"flood-{MOST}") is not None and log.find("flood-0") is None
+    log.add(seen("mine", key_id=""))
+    assert log.find("mine").key_id == "", "the newest of both"
+    log.add(seen("mine"))
+    assert log.find("mine").key_id == "k"
 
 
 def test_filters() -> None:

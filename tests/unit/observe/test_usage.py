@@ -112,9 +112,16 @@ def test_a_cached_answer_is_a_request_without_tokens(history: History) -> None:
 def test_callers_cannot_fill_the_file_with_names(history: History) -> None:
     usage = Usage(history.file)
     for number in range(100):
-        usage.count([seen(model=f"invented-{number}", status="refused", accepted_s=None, key_id="", key_name="")])
+        usage.count([seen(model=f"invented-{number}", status="refused", accepted_s=None)])
     (row,) = usage.rows("2026-01-01", "2026-01-01")
     assert row.model == "" and row.requests == 100
+
+
+def test_refusals_of_unknown_callers_are_nobodys_usage(history: History) -> None:
+    usage = Usage(history.file)
+    usage.count([seen(status="refused", accepted_s=None, key_id="", key_name=""), seen()])
+    (row,) = usage.rows("2026-01-01", "2026-01-01")
+    assert row.key_id == "k1" and row.requests == 1
 
 
 def test_it_survives_a_restart_and_a_failed_save(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tonle.observe.seen_request import SeenRequest
 
 MAX_FOUND = 500  # records in one reply
 MAX_WAITING = 8  # searches that wait for the one before
+CLOCKS_APART_S = 0.001  # records are dated by another clock than the one that measures requests
 MAX_FINDINGS = 200  # shown of a verification; all are counted
 NO_TRAIL = "this server keeps no audit trail; start it with --audit-dir DIR"
 
@@ -135,14 +136,18 @@ def _find(options: AuditOptions, query: IndexQuery) -> tuple[list[Row], int, day
 def _record(
     options: AuditOptions, name: str, seen: SeenRequest | None
 ) -> tuple[dict[str, Any] | None, RecordVerdict] | None:
-    """The newest with this id; of a request, its key's. Without the record if its file cannot be read."""
+    """The newest with this id; of a request, one of its key that was opened between its arrival and its end: others may have
+    the same id. Without the record if its file cannot be read."""
+    since = "" if seen is None else _time_text(seen.arrived - CLOCKS_APART_S)
+    until = None if seen is None else _time_text(seen.arrived + seen.total_s)
     try:
         with Index(options.directory) as index:
-            rows = index.named(name)
+            rows = index.named(name, until=until)
     except NotFound:
         return None
     for row in rows:
-        if seen is None or (row.request_id == name and row.key_id in (seen.key_id, None)):
+        is_its = seen is None or (row.request_id == name and row.key_id in (seen.key_id, None))
+        if is_its and since <= (row.time or ""):
             verdict = verify_record(
                 options.directory, row.day, row.file, key_file=options.key_file, fingerprint=options.fingerprint
             )
@@ -151,6 +156,11 @@ def _record(
             except (OSError, ValueError):
                 return None, verdict
     return None
+
+
+def _time_text(moment: float) -> str:
+    """As records have it."""
+    return day_ledger.text_of(int(moment * 1e9))
 
 
 def _last_head(options: AuditOptions) -> day_ledger.Head | None:

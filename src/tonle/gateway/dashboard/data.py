@@ -24,6 +24,7 @@ from tonle.observe.request_row import row_of
 
 RANGES = (300, 3600, 86_400, 2_592_000)  # seconds
 MAX_REQUESTS = 1000  # in one reply
+MAX_NUMBER = 2**53  # of a request
 MAX_USAGE_DAYS = 400
 _FIRST_DAY = datetime.date(1970, 1, 30)
 USAGE_COLUMNS = (
@@ -56,14 +57,19 @@ class DataPages:
             return
         log = observed.request_log
         found = log.newest(
-            query.number("limit", 100, most=MAX_REQUESTS), before=query.text("before") or None, text=query.text("text"),
+            query.number("limit", 100, most=MAX_REQUESTS),
+            before=query.number("before", 0, most=MAX_NUMBER) or None, text=query.text("text"),
             status=query.text("status"), model=query.text("model"), key=query.text("key"), backend=query.text("backend"),
         )  # fmt: skip
         _send(exchange, {"requests": [row_of(seen) for seen in found], "kept": len(log), "most": log.most})
 
     async def request(self, exchange: Exchange) -> None:
+        """The newest of this id; ?number=N: the one with this number, of several with one id."""
         observed, name = self._services.observed, exchange.path.rpartition("/requests/")[2]
-        seen = None if observed is None else observed.request_log.find(name)
+        number = Query(exchange.query).number("number", 0, most=MAX_NUMBER)
+        seen = None
+        if observed is not None:
+            seen = observed.request_log.find(name, lambda each: number in (0, each.number))
         if seen is None:
             raise NotFound("this request is not among the latest ones; the audit trail may have a record of it")
         audit, explanation = await self._audit.of_request(seen), await self._explain.explanation(seen)
@@ -74,7 +80,7 @@ class DataPages:
     async def usage(self, exchange: Exchange) -> None:
         start, end = _days(exchange)
         rows = await self._usage_rows(start, end)
-        _send(exchange, {"rows": rows, "price_per_hour": self._services.config.price_per_hour})
+        _send(exchange, {"rows": rows})
 
     async def usage_csv(self, exchange: Exchange) -> None:
         start, end = _days(exchange)

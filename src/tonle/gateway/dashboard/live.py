@@ -113,6 +113,7 @@ def _event(services: Services, sample: Sample | None) -> bytes:
         "backends": [shown_backend(each) | {"state": states.get(each.name)} for each in services.pool.backends],
         "requests": [],
         "alerts": [],
+        "firing": [],
     }
     if observed is not None:
         ended = observed.sampler.ended if sample is observed.sampler.latest else []  # of a stalled second: none
@@ -123,5 +124,6 @@ def _event(services: Services, sample: Sample | None) -> bytes:
             "sla": observed.sla.verdict(),
             "requests": [row_of(seen) for seen in reversed(ended)],
             "alerts": [] if observed.alerts is None else observed.alerts.latest(),
+            "firing": [] if observed.alerts is None else observed.alerts.firing(),
         }
     return b"event: second\ndata: %b\n\n" % _encode(body)

@@ -111,7 +111,7 @@ class LoginPages:
                 "audit": services.trail is not None,
                 "experiments": bool(config.experiments),
                 "adapters": has_keys or not is_local or services.enable_lora,
-                "price": config.price_per_hour is not None,
+                "price": any(backend.price_per_hour is not None for backend in services.pool.backends),
                 "history": "memory" if services.observed is None else services.observed.history.kind,
             },
         }

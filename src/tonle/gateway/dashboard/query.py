@@ -34,7 +34,7 @@ class Query:
         value = self._values.get(name, "")
         if not value:
             return default
-        if not value.isascii() or not value.isdigit() or not 1 <= len(value) <= 9 or not 1 <= int(value) <= most:
+        if not value.isascii() or not value.isdigit() or len(value) > len(str(most)) or not 1 <= int(value) <= most:
             raise InvalidRequest(f"{name} must be a whole number from 1 to {most}, not {value[:20]!r}", param=name)
         return int(value)
 

@@ -8,6 +8,7 @@ const SCOPES = {
   models: "use models",
   metrics: "read /metrics",
   priority: "ask for more than normal priority",
+  gateway: "ask for the callers of another gateway",
   dashboard: "read this dashboard",
   admin: "everything, also manage the server",
 };

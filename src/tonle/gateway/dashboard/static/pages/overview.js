@@ -17,7 +17,7 @@ export default function OverviewPage({ session, params }) {
   return html`
     <${PageHeading} title=${title}><${RangeChoice} page="overview" range=${range} /><//>
     ${series.error && html`<${Message} kind="bad">${series.error}<//>`}
-    <${Firing} alerts=${event?.alerts} />
+    <${Firing} firing=${event?.firing} />
     <${SlaCard} sla=${event?.sla} />
     <div class="cards">
       <${Load} series=${series} />

@@ -4,7 +4,7 @@ import { ago, count, number, percent, seconds } from "../format.js";
 import { html, useState } from "../html.js";
 import { live } from "../live.js";
 import { Badge, Card } from "../widgets.js";
-import { firingOf } from "./firing.js";
+import { onTop } from "./firing.js";
 import { isMissed, verdictOf } from "./targets.js";
 
 const TARGETS = { e2e: "End-to-end latency, p95", ttft: "Time to first token, p95", itl: "Time between tokens, p95" };
@@ -48,11 +48,14 @@ export function Errors({ errors }) {
     <//>`;
 }
 
-export function Firing({ alerts }) {
-  return firingOf(alerts).map((alert) => html`
-    <p class="message bad" role="alert" data-testid="firing" key=${`${alert.kind} ${alert.subject}`}>
-      <b>Alert: </b>${alert.summary}${" "}<span class="soft">${ago(alert.time, live.now())}</span>
-    </p>`);
+export function Firing({ firing }) {
+  const { shown, numMore } = onTop(firing);
+  return html`
+    ${shown.map((alert) => html`
+      <p class="message bad" role="alert" data-testid="firing" key=${`${alert.kind} ${alert.subject}`}>
+        <b>Alert: </b>${alert.summary}${" "}<span class="soft">${ago(alert.time, live.now())}</span>
+      </p>`)}
+    ${numMore > 0 && html`<p class="message bad" data-testid="more-firing">And ${count(numMore)} more backends: <a href="#/backends">all backends</a></p>`}`;
 }
 
 const SHOWN_ALERTS = 5;

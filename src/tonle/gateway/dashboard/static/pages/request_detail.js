@@ -9,8 +9,9 @@ import { RecordView, VerifyState } from "./record_view.js";
 import { StatusBadge } from "./status_badge.js";
 import { Waterfall } from "./waterfall.js";
 
-export function RequestDetail({ id, session }) {
-  const { data, error, isLoading } = useGet(`/dashboard/api/requests/${encodeURIComponent(id)}`);
+// `number`: which one, of several with this id; null: the newest.
+export function RequestDetail({ id, number, session }) {
+  const { data, error, isLoading } = useGet(`/dashboard/api/requests/${encodeURIComponent(id)}`, { number });
   const heading = useRef(null);
   useEffect(() => heading.current?.focus(), [id]);
   const onKeyDown = (event) => event.key === "Escape" && go("#/requests");

@@ -1,11 +1,12 @@
 // The latest requests, as the page "requests" shows them: loaded in pages at first, then kept up to date by the live stream.
 //
-// Does: keep at most 5,000 rows, fill gaps (a hidden tab, a lost connection, a second with more requests than an event holds),
+// Does: keep as many rows as the server does, fill gaps (a hidden tab, a lost connection, a second with more requests than an event holds),
 // pause, filter. Does not: show anything.
 
 import { get } from "../api.js";
 
 export const MOST_ROWS = 5000;
+export const MOST_UNKNOWN = 200; // further ones, that were refused before it was known whose they are: they push out no others
 const PAGE_ROWS = 500;
 const EVENT_ROWS = 100; // an event holds no more: if it is full, some may be missing
 const GAP_S = 1.9; // events come each second
@@ -19,7 +20,7 @@ export class RequestRows {
     this.isPaused = false;
     this.numWaiting = 0; // that came during the pause
     this._load = load;
-    this._known = new Map(); // id -> row
+    this._known = new Map(); // number -> row: callers may choose one id for several requests
     this._lastEvent = null; // its time
     this._isComplete = false; // everything that the server keeps was loaded once
     this._listeners = new Set();
@@ -54,7 +55,7 @@ export class RequestRows {
     const wasComplete = this._isComplete;
     try {
       let last;
-      for (let loaded = 0; loaded < MOST_ROWS; ) {
+      for (let loaded = 0; loaded < MOST_ROWS + MOST_UNKNOWN; ) {
         const page = await this._load({ limit: PAGE_ROWS, before: last });
         this.kept = page.kept;
         const { requests } = page;
@@ -62,8 +63,8 @@ export class RequestRows {
         loaded += requests.length;
         this._show();
         if (!requests.length || loaded >= page.kept) break;
-        if (wasComplete && requests.some((row) => before.has(row.id))) break;
-        last = requests.at(-1).id;
+        if (wasComplete && requests.some((row) => before.has(row.number))) break;
+        last = requests.at(-1).number;
       }
       this._isComplete = true;
     } catch (error) {
@@ -76,17 +77,17 @@ export class RequestRows {
   }
 
   _add(rows) {
-    for (const row of rows) this._known.set(row.id, row);
+    for (const row of rows) this._known.set(row.number, row);
   }
 
   _show() {
     if (this.isPaused) {
-      const shown = new Set(this.rows.map((row) => row.id));
-      this.numWaiting = [...this._known.keys()].filter((id) => !shown.has(id)).length;
+      const shown = new Set(this.rows.map((row) => row.number));
+      this.numWaiting = [...this._known.keys()].filter((number) => !shown.has(number)).length;
     } else {
       const sorted = [...this._known.values()].sort((a, b) => b.time - a.time);
-      for (const row of sorted.slice(MOST_ROWS)) this._known.delete(row.id);
-      this.rows = sorted.slice(0, MOST_ROWS);
+      this.rows = latest(sorted);
+      if (this.rows.length < sorted.length) this._known = new Map(this.rows.map((row) => [row.number, row]));
       this.numWaiting = 0;
     }
     this._tell();
@@ -96,6 +97,12 @@ export class RequestRows {
     this.isPaused = isPaused;
     this._show();
   }
+}
+
+function latest(newestFirst) {
+  let admitted = 0;
+  let unknown = 0;
+  return newestFirst.filter((row) => (row.key_id ? (admitted += 1) <= MOST_ROWS : (unknown += 1) <= MOST_UNKNOWN));
 }
 
 export const NO_FILTER = { text: "", status: "", model: "", key: "", backend: "" };

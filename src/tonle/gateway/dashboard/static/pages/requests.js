@@ -1,4 +1,4 @@
-// The page "Requests": the latest ones, live, with filters. A row opens its explanation (#/requests/ID).
+// The page "Requests": the latest ones, live, with filters. A row opens its explanation (#/requests/ID?number=N; without a number: the newest of that id).
 
 import { clock, count, NONE, seconds } from "../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
@@ -97,12 +97,13 @@ function useReturn(id) {
 export default function RequestsPage({ session, rest, params }) {
   const id = rest[0] ?? null;
   const state = useRows();
+  const number = id && (Number(params.get("number")) || (state.rows.find((row) => row.id === id)?.number ?? null));
   const [filter, setFilter] = useFilter(params);
   const height = useTableHeight();
   const list = useReturn(id);
   const rows = useMemo(() => filtered(state.rows, filter), [state.rows, filter]);
   const isFiltered = rows !== state.rows;
-  const open = (row) => go(row.id === id ? "#/requests" : `#/requests/${encodeURIComponent(row.id)}`);
+  const open = (row) => go(row.number === number ? "#/requests" : `#/requests/${encodeURIComponent(row.id)}?number=${row.number}`);
   return html`
     <${PageHeading} title=${title}><${Tools} state=${state} /><//>
     <div class=${`requests${id ? " has-detail" : ""}`}>
@@ -111,10 +112,10 @@ export default function RequestsPage({ session, rest, params }) {
         ${state.error && html`<${Message} kind="bad">${state.error}<//>`}
         <p class="hint" data-testid="requests-count">${told(state, rows.length, isFiltered)}</p>
         <${Table} label="Requests" testid="requests-table" rows=${rows} columns=${id ? FEW_COLUMNS : COLUMNS}
-          rowKey=${(row) => row.id} sort=${{ id: "time", descending: true }} height=${height} onOpen=${open} openKey=${id}
+          rowKey=${(row) => row.number} sort=${{ id: "time", descending: true }} height=${height} onOpen=${open} openKey=${number}
           empty=${isFiltered ? "No request meets these conditions." : state.isLoading ? "Loading …" : "No request has ended since the server started."} />
       </div>
-      ${id && html`<${RequestDetail} key=${id} id=${id} session=${session} />`}
+      ${id && html`<${RequestDetail} key=${`${id} ${params.get("number")}`} id=${id} number=${params.get("number")} session=${session} />`}
     </div>`;
 }
 

@@ -24,8 +24,8 @@ export default function UsagePage({ session }) {
   const isValid = range.from && range.to && range.from <= range.to;
   const { data, error, isLoading } = useGet(isValid ? "/dashboard/api/usage" : null, range);
   const rows = data?.rows ?? [];
-  const hasPrice = data ? data.price_per_hour !== null : true;
-  const measures = measuresOf(rows, hasPrice);
+  const measures = measuresOf(rows, session.has.price);
+  const hasCost = measures.some((one) => one.id === "cost");
   const shown = measures.find((one) => one.id === measure) ?? measures[0];
   const days = useMemo(() => byDay(rows, range.from, range.to), [rows, range.from, range.to]);
   return html`
@@ -43,8 +43,8 @@ export default function UsagePage({ session }) {
     ${error && html`<${Message} kind="bad">${error}<//>`}
     ${isLoading && !data && html`<p class="hint">Loading …</p>`}
     ${data && html`
-      ${!hasPrice && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting
-        ${" "}<code>price_per_hour</code> is the price of an hour of the machine that computes.<//>`}
+      ${!hasCost && html`<${Message} testid="no-price">There is no cost, because no price is set. The setting
+        ${" "}<code>price_per_hour</code>, also of a backend, is the price of an hour of the machine that computes.<//>`}
       ${session.has?.history === "memory" && html`<p class="hint">Usage is kept in memory and begins anew when the server starts; the setting
         ${" "}<code>history_db</code> names a file for it.</p>`}
       <section class="card usage-chart"><h2>${shown.name} per day (UTC)</h2>

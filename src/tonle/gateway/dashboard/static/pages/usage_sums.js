@@ -20,9 +20,11 @@ const MOST_DAYS = 400; // of a chart
 // A day of UTC, as the server counts them: `offset` days from today.
 export const isoDay = (offset, now = Date.now()) => new Date(now + offset * DAY_MS).toISOString().slice(0, 10);
 
-// The measures that say something of these rows.
-export const measuresOf = (rows, hasPrice) =>
-  MEASURES.filter((one) => (hasPrice || one.id !== "cost") && (!one.isMedia || rows.some((row) => row[one.id])));
+// The measures that say something of these rows. Some may have a cost though no price is set now: one was.
+export const measuresOf = (rows, hasPrice) => {
+  const hasCost = hasPrice || rows.some((row) => (row.cost ?? null) !== null);
+  return MEASURES.filter((one) => (hasCost || one.id !== "cost") && (!one.isMedia || rows.some((row) => row[one.id])));
+};
 
 // `wide` of each column. The one of the chart is always in the table, also on a phone.
 export function widths(measures, chosen) {
