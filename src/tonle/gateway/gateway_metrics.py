@@ -18,6 +18,7 @@ from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
+from tonle.gateway.used_tokens import counted
 from tonle.observe.sla import Sla
 from tonle.protocol.answers import Answer
 from tonle.telemetry.metrics import add_process_metrics, exposition
@@ -80,9 +81,9 @@ class GatewayMetrics:
             self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
         if sent is not None and sent.backend and results.model is not None and results.model.fallback is not None:
             self._fallbacks.add(results.model.asked, results.model.fallback)
-        if answer.usage is not None and status != "cached":
-            self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
-            self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
+        if status != "cached" and (told := counted(answer.usage)) is not None:
+            self._tokens.add("prompt", count=told.prompt)
+            self._tokens.add("completion", count=told.new)
         if status not in ("ok", "cached", "failed"):
             # A refusal does not say how fast we are. A hang-up does if its caller had waited for longer than the target.
             if status == "cancelled" and total_s > self.sla.target_p95_s:
@@ -108,10 +109,6 @@ class GatewayMetrics:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         return exposition(self.registry, accept)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 class _CurrentState(Collector):
