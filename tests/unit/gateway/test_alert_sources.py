@@ -1,8 +1,10 @@
-"""Alerts about what is in this process name the part that is dead: its engine, or one of its worker pools."""
+"""Alerts about what is in this process name the part that is dead: its engine, or one of its worker pools. One that sleeps is
+not."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -63,5 +65,22 @@ def test_the_part_of_this_process_that_is_dead_is_named() -> None:
             "the engine is dead: the engine died",
             "the engine answers again",
         ]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_sleeps_is_not_dead() -> None:
+    async def main() -> None:
+        backend: Any = Local()
+        told, sleeper = Told(), SimpleNamespace(is_sleeping=False)
+        sources = AlertSources(told, told, [backend], sleeper=sleeper)  # type: ignore[arg-type]
+        asleep = {"status": "not ready", "reason": "it sleeps, and must be woken first"}
+        for is_sleeping, page in ((False, {"status": "ready"}), (True, asleep), (False, {"status": "ready"})):
+            sleeper.is_sleeping, backend.page = is_sleeping, page
+            await sources.look()
+        assert "dead" not in str(told.said)
+        backend.page = {"status": "not ready", "reason": "the engine died"}
+        await sources.look()
+        assert told.said[-1] == "the engine is dead: the engine died"
 
     asyncio.run(main())
