@@ -16,6 +16,7 @@ from tonle.audit.record import STATUSES
 from tonle.cache import Cache
 from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
+from tonle.gateway.call import Call
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
 from tonle.gateway.used_tokens import counted
@@ -73,9 +74,10 @@ class GatewayMetrics:
         """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
         self._http.add(method, path, str(status))
 
-    def observe(self, exchange: Exchange, results: StageResults, status: str, answer: Answer) -> None:
+    def observe(self, call: Call, results: StageResults, status: str, answer: Answer) -> None:
         """A request has ended."""
-        total_s, sent = exchange.elapsed_s, results.sent
+        exchange, sent = call.exchange, results.sent
+        total_s = exchange.elapsed_s
         self._calls.add(status, str(exchange.status))
         if sent is not None and sent.hedge is not None:
             self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
@@ -86,7 +88,7 @@ class GatewayMetrics:
             self._tokens.add("completion", count=told.new)
         if status not in ("ok", "cached", "failed"):
             # A refusal does not say how fast we are. A hang-up does if its caller had waited for longer than the target.
-            if status == "cancelled" and total_s > self.sla.target_p95_s:
+            if status == "cancelled" and total_s > self.sla.target_p95_s and call.computed:
                 self._count_wait(exchange, sent, total_s)
             return
         self._latency.observe(total_s)
@@ -98,7 +100,8 @@ class GatewayMetrics:
                 queued_s += engine.get("queue", 0.0)
                 first_s = queued_s + engine.get("prefill", 0.0)
             self._queue.observe(queued_s)
-        self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
+        if call.computed:
+            self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
 
     def _count_wait(self, exchange: Exchange, sent: SendResult | None, waited_s: float) -> None:
         """Of a caller that gave up: the answer would have taken at least as long."""

@@ -130,7 +130,10 @@ class Sla:
     # -- what the dashboard, alerts and metrics show
 
     def ended(self, seen: SeenRequest) -> None:
-        """For `verdict`. A caller that gave up counts where it had waited for longer than the target."""
+        """For `verdict`. A caller that gave up counts where it had waited for longer than the target. A request that no model
+        ran for says nothing about speed."""
+        if not seen.computed:
+            return
         now_s = self._clock()
         values: dict[TargetName, float | None]
         if seen.status == "cancelled":
