@@ -60,6 +60,7 @@ class AlertSources:
         self._local_name = _ENGINE  # what of this process is dead, or was: it, or one of its worker pools
         self._dead: set[str] = set()  # backends that an alert was raised for
         self._lost_s: float | None = None  # when records were lost last
+        self._num_lost = 0  # since that alert began
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -157,8 +158,10 @@ class AlertSources:
 
     def _take_alarm(self, alarm: Alarm) -> None:
         if alarm.kind == "lost":
+            self._num_lost = alarm.num_lost + (0 if self._lost_s is None else self._num_lost)
             self._lost_s = self._clock()
-            self._alerts.fire("audit", _LOST, alarm.message, {"num_lost": alarm.num_lost})
+            before = "" if self._num_lost == alarm.num_lost else f"; {self._num_lost} since this began"
+            self._alerts.fire("audit", _LOST, f"{alarm.message}{before}", {"num_lost": self._num_lost})
         elif alarm.kind == "failing":
             self._alerts.fire("audit", _WRITING, alarm.message)
         else:
