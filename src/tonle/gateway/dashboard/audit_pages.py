@@ -30,7 +30,7 @@ from tonle.gateway.services import Services
 from tonle.observe.seen_request import SeenRequest
 
 MAX_FOUND = 500  # records in one reply
-MAX_WAITING = 8  # searches that wait for the one before
+MAX_WAITING = 8  # searches, with the one that runs
 CLOCKS_APART_S = 0.001  # records are dated by another clock than the one that measures requests
 MAX_FINDINGS = 200  # shown of a verification; all are counted
 NO_TRAIL = "this server keeps no audit trail; start it with --audit-dir DIR"
