@@ -17,6 +17,7 @@ from tonle.edge.client import Address, HttpClient, UpstreamError
         (b"", "connection closed"),
         (b"garbage", "unreadable answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", "connection closed"),
+        (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "unreadable answer"),
     ],
 )
 def test_answers_that_are_none(answer: bytes, kind: str) -> None:

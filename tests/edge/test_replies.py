@@ -157,11 +157,18 @@ def test_header_values_never_end_a_line(value: str) -> None:
     assert not any(byte < 32 or byte == 127 for line in lines for byte in line)
 
 
-@pytest.mark.parametrize("theirs", ["a b", "a\tb", "é", "x" * 129, "<script>", '"', "a,b"])
+@pytest.mark.parametrize("theirs", ["a b", "a\tb", "é", "x" * 129, "<script>", '"', "a,b", ".", ".."])
 def test_request_ids_that_are_none_are_replaced(place: RunningServer, theirs: str) -> None:
     head = f"GET /a HTTP/1.1\r\nHost: x\r\nX-Request-Id: {theirs}\r\nConnection: close\r\n\r\n"
     (reply,) = place.ask(head.encode())
     assert reply.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("theirs", ["a", "...", ".a", "a-b_c:d.e", "x" * 128])
+def test_other_request_ids_are_the_callers(place: RunningServer, theirs: str) -> None:
+    head = f"GET /a HTTP/1.1\r\nHost: x\r\nX-Request-Id: {theirs}\r\nConnection: close\r\n\r\n"
+    (reply,) = place.ask(head.encode())
+    assert reply.headers["x-request-id"] == theirs
 
 
 def test_line_ends_in_paths_and_bodies_stay_out_of_the_head(place: RunningServer) -> None:

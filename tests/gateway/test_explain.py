@@ -141,6 +141,42 @@ def test_an_id_that_others_use_again_leads_to_ones_own_request(tmp_path: Path) -
     run(main())
 
 
+def test_a_backend_is_not_asked_for_an_id_that_another_key_used_there_since(tmp_path: Path) -> None:
+    """Not every backend heeds salts: it would tell of the other key's request."""
+
+    async def main() -> None:
+        upstream = Telling()
+        async with running_gateway(tmp_path, upstream, cache=None) as place:
+            other = await new_key(place, "other")
+            for key in (KEY, other):
+                assert (await ask(place, "same", key=key)).status_code == 200
+            await until(lambda: len(remembered(place)) == 2, "not all are remembered")
+            mine = await explained(place, "same", key=KEY)
+            assert not upstream.asked and mine["engine"] is None
+            assert any("had a later request with this id" in said for said in mine["sentences"])
+            assert (await explained(place, "same", key=other))["engine"] is not None
+
+    run(main())
+
+
+def test_a_gateway_is_told_of_the_caller_that_it_asks_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m"), cache=None) as place:
+            key = await new_key(place, "gateway", scopes=["models", "gateway", "dashboard"])
+            for salt, stream in (("a", True), ("b", False)):
+                headers = {"x-request-id": "same", "x-tonle-salt": salt}
+                assert (await place.ask(key=key, headers=headers, stream=stream)).status_code == 200
+            await until(lambda: len(remembered(place)) == 2, "not all are remembered")
+            told = {}
+            for salt in ("a", "b", "c", ""):
+                headers = {"authorization": f"Bearer {key}"} | ({"x-tonle-salt": salt} if salt else {})
+                reply = await place.client.get("/v1/requests/same/explain", headers=headers)
+                told[salt] = reply.json()["request"]["stream"] if reply.status_code == 200 else reply.status_code
+            assert told == {"a": True, "b": False, "c": 404, "": False}
+
+    run(main())
+
+
 def test_a_caller_that_leaves_the_queue(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")

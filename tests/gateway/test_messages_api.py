@@ -68,6 +68,22 @@ def test_the_client_gets_a_message(tmp_path: Path) -> None:
     run(main())
 
 
+def test_counting_tokens_costs_no_time_of_a_device_and_says_nothing_about_speed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, ScriptedChat("m"), price_per_hour=3600.0) as place:
+            body = {"model": "m", "messages": ASK["messages"]}
+            for path in ("/tokenize", f"{PATH}/count_tokens"):
+                reply = await place.client.post(path, json=body, headers={"x-api-key": KEY})
+                assert reply.status_code == 200, reply.text
+                assert place.gateway.observed is not None
+                (seen,) = place.gateway.observed.request_log.newest(1)
+                assert (seen.path, seen.device_s, seen.cost) == (path, 0.0, 0.0)
+            assert (await place.get("/health")).json()["requests"] == 0
+            assert 'tonle:sla_requests_total{target="e2e"} 0.0' in (await place.get("/metrics")).text
+
+    run(main())
+
+
 async def _create(place: RunningGateway, **fields: Any) -> dict[str, Any]:
     reply = await place.client.post(PATH, json={**ASK, **fields}, headers={"x-api-key": KEY})
     assert reply.status_code == 200, reply.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,38 @@ def test_backends_are_asked_for_their_load_with_their_own_key(tmp_path: Path) ->
             vllm.metrics = "x" * 5 * 1024**2
             await scraper.scrape()
             assert not observed(place).states(), "too large"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 10**308, "completion_tokens": 10**308}, (2**31 - 1, 2**31 - 1)),
+        ({"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_tokens": 59}, (14, 45)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 10**308}}, (5, 2)),
+        ({"prompt_tokens": "many", "completion_tokens": -1}, (0, 0)),
+    ],
+)
+def test_metrics_and_usage_count_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: dict[str, Any], counted: tuple[int, int]
+) -> None:
+    """By all names that servers have for them, and whatever they say."""
+
+    async def main() -> None:
+        upstream, num_asked = Upstream("m"), 20  # 20 of the largest are more than a float can hold
+        monkeypatch.setattr(upstream, "_usage", lambda: usage)
+        async with running_gateway(tmp_path, upstream, cache=None) as place:
+            for _ in range(num_asked):
+                await place.ask()
+            metrics = await place.get("/metrics")
+            assert metrics.status_code == 200
+            today = time.strftime("%Y-%m-%d", time.gmtime())
+            (row,) = await observed(place).usage_rows(today, today)
+            assert (row.prompt_tokens, row.completion_tokens) == tuple(num_asked * count for count in counted)
+            for kind, count in zip(("prompt", "completion"), counted, strict=True):
+                found = re.search(rf'tonle:gateway_tokens_total{{kind="{kind}"}} (\S+)', metrics.text)
+                assert found is not None and float(found[1]) == num_asked * count
 
     run(main())
 

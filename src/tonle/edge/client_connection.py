@@ -174,6 +174,8 @@ class ClientConnection(asyncio.Protocol):
                 raise UpstreamError(TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes {what}", began=self._began)
         except httptools.HttpParserError as error:
             self._take_parser_error(error)
+        except httptools.HttpParserUpgrade:  # which is none of those
+            self._give_up(UpstreamError("unreadable answer", "it switches to another protocol", began=self._began))
         except Exception as error:  # what takes the answer failed: nothing is left to do with the rest
             self._give_up(error)
         if self._complete:

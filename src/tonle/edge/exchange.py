@@ -19,7 +19,8 @@ from tonle.protocol.random_ids import random_hex
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+# Part of a path, in which browsers and proxies resolve `.` and `..`.
+SANE_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:\-]{1,128}")
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _BODILESS = (204, 304)

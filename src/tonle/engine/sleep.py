@@ -92,11 +92,11 @@ class SleepingProcess:
             check_level(level, self._front.ready_card().device)
             if level == 1:
                 self._nap = Nap(self._front, self._engine.send)
-            else:
+            self._level = level  # from here on no request is served
+            if level == 2:
                 self._front.cancel_all()
                 self._front.lose(EngineDied(ASLEEP))
                 await self._engine.stop()
-            self._level = level
 
     async def _wake_up(self) -> None:
         async with self._turn:

@@ -19,6 +19,7 @@ from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import UpstreamError
 from tonle.errors import TonleError
 from tonle.gateway.backends.backend import NOT_PROBED, Backend
+from tonle.gateway.sleep_pages import Sleeper
 from tonle.observe.alerts import Alerts
 from tonle.observe.sla import TITLES, Sla, TargetVerdict
 
@@ -38,11 +39,19 @@ class AlertSources:
     """Use from one event loop; `on_alarm` from any thread."""
 
     def __init__(
-        self, alerts: Alerts, sla: Sla, backends: list[Backend], *, clock: Callable[[], float] = time.monotonic
+        self,
+        alerts: Alerts,
+        sla: Sla,
+        backends: list[Backend],
+        *,
+        sleeper: Sleeper | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`sleeper`: puts the engine in this process to sleep, if anything does."""
         self._alerts = alerts
         self._sla = sla
         self._backends = backends
+        self._sleeper = sleeper
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -51,6 +60,7 @@ class AlertSources:
         self._local_name = _ENGINE  # what of this process is dead, or was: it, or one of its worker pools
         self._dead: set[str] = set()  # backends that an alert was raised for
         self._lost_s: float | None = None  # when records were lost last
+        self._num_lost = 0  # since that alert began
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -125,7 +135,9 @@ class AlertSources:
 
     async def _why_not_ready(self, backend: Backend) -> str | None:
         """What the engine in this process, or a worker pool, says of itself; None also while its model is loaded for the first
-        time."""
+        time, and while its admin has it sleep."""
+        if self._sleeps:
+            return None
         answer = BufferedReply()
         try:
             await backend.send("GET", "/health/ready", b"", {}, answer, first_s=ASK_TIMEOUT_S)
@@ -138,12 +150,18 @@ class AlertSources:
         except (TonleError, UpstreamError) as error:
             self._local_name, why = _ENGINE, str(error)
         self._was_ready = self._was_ready or why is None
-        return why if self._was_ready else None
+        return why if self._was_ready and not self._sleeps else None
+
+    @property
+    def _sleeps(self) -> bool:
+        return self._sleeper is not None and self._sleeper.is_sleeping
 
     def _take_alarm(self, alarm: Alarm) -> None:
         if alarm.kind == "lost":
+            self._num_lost = alarm.num_lost + (0 if self._lost_s is None else self._num_lost)
             self._lost_s = self._clock()
-            self._alerts.fire("audit", _LOST, alarm.message, {"num_lost": alarm.num_lost})
+            before = "" if self._num_lost == alarm.num_lost else f"; {self._num_lost} since this began"
+            self._alerts.fire("audit", _LOST, f"{alarm.message}{before}", {"num_lost": self._num_lost})
         elif alarm.kind == "failing":
             self._alerts.fire("audit", _WRITING, alarm.message)
         else:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tonle.edge.exchange import Exchange
 from tonle.gateway.api_keys.key import Key
-from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, parse_request
+from tonle.gateway.parsed_request import NOT_COMPUTED, DecodedBody, ParsedRequest, parse_request
 from tonle.protocol.parse import decode_object
 
 
@@ -67,6 +67,11 @@ class Call:
         # Of an API that has such ids: the earlier answer that the request names, and the name of the answer to this one.
         self.continued_id: str | None = None
         self.answer_id: str | None = None
+
+    @property
+    def computed(self) -> bool:
+        """False: no model runs for it. It costs no time of a device, and says nothing about speed."""
+        return self.path not in NOT_COMPUTED
 
     async def prepare(self, owner: str) -> None:
         """Fetch what the body refers to, before it is read. `owner`: whose stored things it may see. Raises `TonleError`."""

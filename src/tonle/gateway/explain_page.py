@@ -105,11 +105,12 @@ class ExplainPage:
         return key
 
     def _may_see(self, exchange: Exchange, key: Key, seen: SeenRequest) -> bool:
-        """Its own, its tenant's, or all. `X-Tonle-Salt` of a trusted gateway says whose request it asks about."""
-        if key.may("dashboard") or seen.key_id == key.id:
-            return True
+        """Its own, its tenant's, or all. `X-Tonle-Salt` of a trusted gateway says whose request it asks about: others of its
+        key are those of other callers, who may have chosen the same id."""
         owner = owner_of(exchange, key, trust_salt=self._services.trust_salt)
-        return bool(seen.owner) and seen.owner in (key.owner, owner)
+        if owner != key.owner:
+            return seen.owner == owner
+        return key.may("dashboard") or seen.key_id == key.id or (bool(seen.owner) and seen.owner == owner)
 
     def _shown_id(self, key: Key, seen: SeenRequest, request_id: str | None) -> str | None:
         """The id of another request, if the caller may know it.
@@ -143,8 +144,8 @@ class ExplainPage:
         backend = self._backend(seen.backend)
         if backend is None or backend.kind != "tonle":
             return EnginePart(None, _no_name)
-        later = self._log().find(seen.id, lambda each: each.owner == seen.owner and each.backend == seen.backend)
-        if later is not None and later.number != seen.number:  # the backend would tell of that one
+        latest = self._log().find(seen.id, lambda each: each.backend == seen.backend)
+        if latest is not None and latest.number != seen.number:  # the backend may tell of that one, whosever it is
             return EnginePart(
                 None, _no_name, f"{backend.name} had a later request with this id: its part is not known."
             )

@@ -109,10 +109,10 @@ class Gateway:
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
-        local_metrics = None if local is None else local.metrics
+        local_metrics, sleeper = (None, None) if local is None else (local.metrics, local.sleeper)
         metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local_metrics is None)
         self.alerts = build_alerts(config)
-        self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
+        self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends, sleeper=sleeper)
         self._register(metrics.registry, shared)
         self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         figures = None if self.observed is None else self.observed.backend_figures
@@ -143,7 +143,7 @@ class Gateway:
             media_paths=MEDIA_PATHS if local is None else local.media_paths,
             enable_lora=local is not None and local.enable_lora, observed=self.observed,
             trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
-            sleeper=None if local is None else local.sleeper,
+            sleeper=sleeper,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 

@@ -16,8 +16,10 @@ from tonle.audit.record import STATUSES
 from tonle.cache import Cache
 from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
+from tonle.gateway.call import Call
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
+from tonle.gateway.used_tokens import counted
 from tonle.observe.sla import Sla
 from tonle.protocol.answers import Answer
 from tonle.telemetry.metrics import add_process_metrics, exposition
@@ -72,20 +74,21 @@ class GatewayMetrics:
         """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
         self._http.add(method, path, str(status))
 
-    def observe(self, exchange: Exchange, results: StageResults, status: str, answer: Answer) -> None:
+    def observe(self, call: Call, results: StageResults, status: str, answer: Answer) -> None:
         """A request has ended."""
-        total_s, sent = exchange.elapsed_s, results.sent
+        exchange, sent = call.exchange, results.sent
+        total_s = exchange.elapsed_s
         self._calls.add(status, str(exchange.status))
         if sent is not None and sent.hedge is not None:
             self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
         if sent is not None and sent.backend and results.model is not None and results.model.fallback is not None:
             self._fallbacks.add(results.model.asked, results.model.fallback)
-        if answer.usage is not None and status != "cached":
-            self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
-            self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
+        if status != "cached" and (told := counted(answer.usage)) is not None:
+            self._tokens.add("prompt", count=told.prompt)
+            self._tokens.add("completion", count=told.new)
         if status not in ("ok", "cached", "failed"):
             # A refusal does not say how fast we are. A hang-up does if its caller had waited for longer than the target.
-            if status == "cancelled" and total_s > self.sla.target_p95_s:
+            if status == "cancelled" and total_s > self.sla.target_p95_s and call.computed:
                 self._count_wait(exchange, sent, total_s)
             return
         self._latency.observe(total_s)
@@ -97,7 +100,8 @@ class GatewayMetrics:
                 queued_s += engine.get("queue", 0.0)
                 first_s = queued_s + engine.get("prefill", 0.0)
             self._queue.observe(queued_s)
-        self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
+        if call.computed:
+            self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
 
     def _count_wait(self, exchange: Exchange, sent: SendResult | None, waited_s: float) -> None:
         """Of a caller that gave up: the answer would have taken at least as long."""
@@ -108,10 +112,6 @@ class GatewayMetrics:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         return exposition(self.registry, accept)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 class _CurrentState(Collector):

@@ -17,7 +17,6 @@ from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.log_fields import about
-from tonle.gateway.parsed_request import NOT_COMPUTED
 from tonle.gateway.stage_results import StageResults
 from tonle.gateway.trace_facts import trace_facts
 from tonle.observe.observed import Observed
@@ -94,8 +93,7 @@ def _seen(
     prompt_tokens, cached_tokens, completion_tokens = _tokens(results, answer)
     sent_s = None if sent is None else _since(arrived_s, sent.sent_s)
     num_answers = 1 if request is None else max(1, request.num_answers)
-    computed = exchange.path not in NOT_COMPUTED
-    device_s = _device_s(sent_s, last_s or total_s, num_answers, answer.spent, backend) if computed else 0.0
+    device_s = _device_s(sent_s, last_s or total_s, num_answers, answer.spent, backend) if call.computed else 0.0
     price = None if backend is None else backend.price_per_hour
     trace = exchange.trace
     return SeenRequest(
@@ -118,7 +116,7 @@ def _seen(
         audio_s=results.used_media.audio_s,
         characters=results.used_media.characters,
         images=results.used_media.images,
-        computed=computed,
+        computed=call.computed,
         num_answers=num_answers,
         cache=results.lookup.state,
         experiment=None if model is None else model.experiment,

@@ -260,7 +260,7 @@ class Pipeline:
         error_facts = _error_facts(call, ending.failure)
         made = None if relay.media is None else relay.media.copy
         self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts, made=made)
-        self._stages.metrics.observe(call.exchange, results, ending.status, answer)
+        self._stages.metrics.observe(call, results, ending.status, answer)
         limit = ending.failure.limit if isinstance(ending.failure, RateLimited) else ""
         self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts, limit=limit)
 

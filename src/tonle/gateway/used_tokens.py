@@ -28,9 +28,9 @@ NONE_USED = UsedTokens()
 
 def used_by_answer(request: ParsedRequest, answer: Answer) -> UsedTokens:
     """Of a reply with status 200 that has ended, or broke off after it had begun."""
-    counted = _counted(answer.usage)
-    if counted is not None:
-        return counted if answer.complete else UsedTokens(counted.prompt, max(counted.new, _since(answer)))
+    told = counted(answer.usage)
+    if told is not None:
+        return told if answer.complete else UsedTokens(told.prompt, max(told.new, _since(answer)))
     if not answer.choices and not answer.complete:
         return NONE_USED
     return UsedTokens(request.prompt_tokens, _written(answer))
@@ -39,14 +39,14 @@ def used_by_answer(request: ParsedRequest, answer: Answer) -> UsedTokens:
 def used_until_given_up(request: ParsedRequest, answer: Answer, *, unseen: int) -> UsedTokens:
     """Of a request whose caller left, or whose deadline passed, while a backend worked on it. `unseen`: tokens that it
     has presumably written and not sent yet."""
-    counted = _counted(answer.usage)
-    if counted is not None:
-        return UsedTokens(counted.prompt, max(counted.new, _since(answer)))
+    told = counted(answer.usage)
+    if told is not None:
+        return UsedTokens(told.prompt, max(told.new, _since(answer)))
     return UsedTokens(request.prompt_tokens, max(_written(answer), unseen))
 
 
-def _counted(usage: dict[str, Any] | None) -> UsedTokens | None:
-    """A server may say anything; what is not a number is not counted."""
+def counted(usage: dict[str, Any] | None) -> UsedTokens | None:
+    """As a backend counts. A server may say anything: what is not a number is not counted, and numbers are bounded."""
     if usage is None:
         return None
     total, new = usage.get("total_tokens"), usage.get("completion_tokens")

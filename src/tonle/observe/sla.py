@@ -130,7 +130,10 @@ class Sla:
     # -- what the dashboard, alerts and metrics show
 
     def ended(self, seen: SeenRequest) -> None:
-        """For `verdict`. A caller that gave up counts where it had waited for longer than the target."""
+        """For `verdict`. A caller that gave up counts where it had waited for longer than the target. A request that no model
+        ran for says nothing about speed."""
+        if not seen.computed:
+            return
         now_s = self._clock()
         values: dict[TargetName, float | None]
         if seen.status == "cancelled":
@@ -208,10 +211,16 @@ class _Target:
             value_s=_p95(state, self.window.target_s),
             meets=self._missed_since is None,
             since=self._missed_since,
-            burn_rate=round(state.slow_share / ALLOWED, 3),
+            burn_rate=_burn_rate(state),
             cause=self._cause,
             requests=state.count,
         )
+
+
+def _burn_rate(state: WindowState) -> float:
+    """To three places, and above 1 only where too many are beyond the target."""
+    rate = round(state.slow_share / ALLOWED, 3)
+    return max(rate, 1.001) if state.slow_share > ALLOWED else rate
 
 
 def _p95(state: WindowState, target_s: float) -> float | None:

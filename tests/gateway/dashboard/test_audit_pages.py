@@ -119,6 +119,18 @@ def test_of_two_requests_with_one_id_each_key_sees_its_own(tmp_path: Path) -> No
     run(main())
 
 
+def test_a_request_with_a_wrong_key_is_shown_with_its_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            await place.ask(key="wrong", headers={"x-request-id": "refused"})
+            await recorded(place, 1)
+            opened = (await place.get(f"{API}/requests/refused")).json()
+            assert opened["request"]["http_status"] == 401 and opened["request"]["key_id"] == ""
+            assert opened["audit"]["record"]["http_status"] == 401 and opened["audit"]["verified"] == "verified"
+
+    run(main())
+
+
 def test_one_verification_at_a_time_and_few_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_run = 0
     original = audit_pages._verify

@@ -36,13 +36,32 @@ async def hung_up(call: Any) -> None:
     await asyncio.wait([task])
 
 
+def process_of(engine: SlowEngine) -> SleepingProcess:
+    front: Any = SimpleNamespace(
+        cancel_all=lambda: None, lose=lambda error: None, ready_card=lambda: SimpleNamespace(device="cpu")
+    )
+    return SleepingProcess(engine, front)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_being_stopped_sleeps() -> None:
+    """It serves nothing any more, and whoever asks why learns that it sleeps, and not that it died."""
+
+    async def main() -> None:
+        engine = SlowEngine()
+        process = process_of(engine)
+        await hung_up(process.sleep(2))
+        assert process.is_sleeping and engine.num_running == 1
+        engine.may_go_on.set()
+        await process.wake_up()
+        assert not process.is_sleeping and engine.num_running == 1
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
 def test_a_caller_that_hangs_up_leaves_it_neither_half_asleep_nor_started_twice() -> None:
     async def main() -> None:
-        front = SimpleNamespace(
-            cancel_all=lambda: None, lose=lambda error: None, ready_card=lambda: SimpleNamespace(device="cpu")
-        )
         engine = SlowEngine()
-        process = SleepingProcess(engine, front)  # type: ignore[arg-type]
+        process = process_of(engine)
         await hung_up(process.sleep(2))
         engine.may_go_on.set()
         await process.sleep(2)  # after the one before

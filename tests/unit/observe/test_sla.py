@@ -74,6 +74,25 @@ def test_a_missed_target_says_since_when_and_why() -> None:
     assert verdict.sentence == f"TTFT p95 over 200 ms since {moment}: queueing at b"
 
 
+def test_a_target_that_is_hardly_missed_is_not_said_to_hold() -> None:
+    sla = Clock().sla(e2e=1.0)
+    for place in range(100_000):
+        sla.ended(seen(status="failed", total_s=2.0 if place < 5001 else 0.1))
+    found = target(sla, "e2e")
+    assert not found.meets and found.burn_rate > 1
+    assert " was over " not in found.sentence
+
+
+def test_requests_that_no_model_runs_for_hide_no_slow_ones() -> None:
+    sla = Clock().sla(e2e=1.0)
+    for _ in range(MIN_REQUESTS):
+        sla.ended(seen())
+        for _ in range(50):
+            sla.ended(seen(path="/tokenize", computed=False, sent_s=0.0, ttft_s=None, last_s=None, total_s=0.001))
+    found = target(sla, "e2e")
+    assert not found.meets and found.requests == MIN_REQUESTS and sla.counts() == {"e2e": (MIN_REQUESTS, MIN_REQUESTS)}
+
+
 def test_a_few_requests_are_no_verdict() -> None:
     clock = Clock()
     sla = clock.sla(ttft=0.2)

@@ -23,13 +23,14 @@ from tonle.audit.verify import verify
 from tonle.audit.verify_record import NO_RECORD, RecordVerdict, verify_record
 from tonle.edge.exchange import Exchange
 from tonle.errors import CapacityError, NotFound, TonleError
+from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.dashboard.background import in_turn, on_thread
 from tonle.gateway.dashboard.query import Query
 from tonle.gateway.services import Services
 from tonle.observe.seen_request import SeenRequest
 
 MAX_FOUND = 500  # records in one reply
-MAX_WAITING = 8  # searches that wait for the one before
+MAX_WAITING = 8  # searches, with the one that runs
 CLOCKS_APART_S = 0.001  # records are dated by another clock than the one that measures requests
 MAX_FINDINGS = 200  # shown of a verification; all are counted
 NO_TRAIL = "this server keeps no audit trail; start it with --audit-dir DIR"
@@ -140,13 +141,14 @@ def _record(
     the same id. Without the record if its file cannot be read."""
     since = "" if seen is None else _time_text(seen.arrived - CLOCKS_APART_S)
     until = None if seen is None else _time_text(seen.arrived + seen.total_s)
+    key_ids = () if seen is None else (seen.key_id or LOCAL_CALLER.id, None)  # as `recording.py` calls unknown callers
     try:
         with Index(options.directory) as index:
             rows = index.named(name, until=until)
     except NotFound:
         return None
     for row in rows:
-        is_its = seen is None or (row.request_id == name and row.key_id in (seen.key_id, None))
+        is_its = seen is None or (row.request_id == name and row.key_id in key_ids)
         if is_its and since <= (row.time or ""):
             verdict = verify_record(
                 options.directory, row.day, row.file, key_file=options.key_file, fingerprint=options.fingerprint
