@@ -32,6 +32,7 @@ FORMS: list[tuple[str, dict[str, Any], str | None]] = [
     ("gptq_8", GPTQ, "int8"),
     ("gptq_act_order", {**GPTQ, "desc_act": True}, None),
     ("gptq_v2", {**GPTQ, "checkpoint_format": "gptq_v2"}, "int4"),
+    ("gptq_v2", {**GPTQ, "format": "gptq_v2"}, "int4"),  # as transformers 5 calls it
     ("nf4", BNB, "table"),
     ("nf4_nested", BNB, "table"),
     ("fp4", BNB, "table"),
