@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fakes.adapters import merge
 from tests.fakes.checkpoints import save_folder
@@ -17,6 +19,7 @@ from tests.parity import test_adapters
 from tests.parity.test_forward import check
 from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.engine.text import load_text
+from tonle.errors import ModelError
 from tonle.models.adapters import Adapter
 from tonle.models.cpu import open as cpu_open
 from tonle.models.cpu.cpu_decoder import CpuDecoder
@@ -66,6 +69,22 @@ def test_other_families(family: str, tmp_path: Path) -> None:
     """Biases beside quantized matrices; a last matrix that is the embedding."""
     model = save_quantized(family, tmp_path / "m", "awq")
     check(load(resolve(tmp_path / "m")), model, lengths=LENGTHS, chunk=25)
+
+
+def test_biases_that_are_zeros(tmp_path: Path) -> None:
+    """AutoGPTQ used to store one for every matrix, also where the model has none."""
+    model = save_quantized("llama", tmp_path / "m", "gptq")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    matrices = {name.removesuffix(".qweight"): tensor for name, tensor in tensors.items() if name.endswith(".qweight")}
+    biases = {f"{name}.bias": torch.zeros(tensor.shape[1], dtype=torch.float16) for name, tensor in matrices.items()}
+    save_file(tensors | biases, file)
+    check(load(resolve(tmp_path / "m")), model, lengths=LENGTHS, chunk=25)
+    name = next(iter(biases))
+    biases[name][3] = 1e-4
+    save_file(tensors | biases, file)
+    with pytest.raises(ModelError, match=f"has no place for tensor {re.escape(name)};"):
+        load(resolve(tmp_path / "m"))
 
 
 @torch.inference_mode()

@@ -43,10 +43,12 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
     return value
 
 
-def number(config: Config, key: str, default: float) -> float:
+def number(config: Config, key: str, default: float | None = None) -> float:
     """A positive one; `default` where the config names none."""
-    found = optional_number(config, key)
-    return default if found is None else found
+    found = default if config.get(key) is None else optional_number(config, key)
+    if found is None:
+        raise ModelError(f"the model's config should name a positive number as {key}, not None")
+    return found
 
 
 def optional_number(config: Config, key: str) -> float | None:

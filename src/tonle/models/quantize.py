@@ -23,6 +23,7 @@ _MATRICES = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
 _MIN_GROUP = 32  # inputs: with fewer, scales take as much room as numbers save; also what the kernels for CPUs have
 _CHUNK = 1 << 24  # numbers at a time: bounds what rounding needs beside the matrix, some 20 bytes each
 _FP8_MAX = 448.0  # of float8_e4m3fn
+_HALF_STEP, _HALF_NORMAL = 2.0**-24, 2.0**-14  # between float16 numbers below the second, which are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,11 @@ def _int4(weight: torch.Tensor, group: int, half: torch.dtype) -> Quantized:
 
 
 def _scale(found: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounded; 1 for groups of zeros."""
+    """Rounded; 1 for groups of zeros. Where float16 has few numbers, up: otherwise a group's largest would be too large, which
+    float8_e4m3fn of some versions of torch makes NaN."""
     rounded = found.to(dtype).float()
+    if dtype == torch.float16:
+        rounded = torch.where(found < _HALF_NORMAL, (found / _HALF_STEP).ceil() * _HALF_STEP, rounded)
     return torch.where(rounded > 0, rounded, 1.0)
 
 

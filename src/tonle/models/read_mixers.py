@@ -40,7 +40,7 @@ def _hf_experts(config: Config, row: ExpertsRow, activation: Activation) -> Mixe
         size=whole_number(config, row.size),
         activation=activation,
         bias=row.bias,
-        clamp=number(config, "swiglu_limit", 0.0) if activation == "swigluoai" else 0.0,
+        clamp=number(config, "swiglu_limit") if activation == "swigluoai" else 0.0,
         num_experts=whole_number(config, count),
         experts_per_token=whole_number(config, "num_experts_per_tok"),
         normed_shares=normed,

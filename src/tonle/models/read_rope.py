@@ -23,7 +23,8 @@ def hf_rope(config: Config, row: Family, head_dim: int, layer_type: str = FULL) 
     elif layer_type == SLIDING and "rope_local_base_freq" in row.defaults:  # scaling concerns the others
         options = {"rope_theta": config["rope_local_base_freq"]}
     kind = options.get("rope_type") or options.get("type") or "default"
-    theta = number(options, "rope_theta", number(config, "rope_theta", 10_000.0))
+    usual = row.defaults.get("rope_theta", 10_000.0)
+    theta = number(options, "rope_theta", number(config, "rope_theta", usual))
     rotated = rotated_part(config, options, row, head_dim)
     max_positions = whole_number(config, "max_position_embeddings")
     in_scaling = number(options, "original_max_position_embeddings", max_positions)

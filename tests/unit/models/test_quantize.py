@@ -67,6 +67,18 @@ def test_large_and_small_numbers_are_finite() -> None:
             assert torch.isfinite(quantize(random_matrix() * factor, to, 128).unpacked(torch.float32)).all()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("to", "error"), [("int8", 0.04), ("int4", 0.15), ("fp8", 0.035)])
+def test_small_numbers_of_half_precision(to: FewBits, error: float) -> None:
+    """Their scales are among the smallest numbers of float16, far apart."""
+    weight = (random_matrix(500) * torch.logspace(-6, -1, 500)[:, None]).half()
+    weight = weight[weight.abs().amax(dim=1) > 1e-6]
+    made = quantize(weight, to, 128)
+    largest = weight.float().view(len(weight), made.scale.shape[1], -1).abs().amax(dim=2) / made.scale.float()
+    assert to != "fp8" or largest.max() <= 449  # float8_e4m3fn has numbers up to 448
+    off = (made.unpacked(torch.float32) - weight.float()).norm(dim=1) / weight.float().norm(dim=1)
+    assert off.max() < error
+
+
 @pytest.mark.parametrize(
     ("inputs", "size", "group"), [(256, 128, 128), (160, 128, 32), (576, 128, 64), (48, 128, 48), (100, 0, 100)]
 )

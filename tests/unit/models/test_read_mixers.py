@@ -68,6 +68,7 @@ def test_layers_without_experts() -> None:
 @pytest.mark.parametrize(("config", "complaint"), [
     ({**OLMOE, "clip_qkv": 8.0}, "clip_qkv"),
     ({**GPT_OSS, "swiglu_alpha": 2.0}, r"swiglu_alpha 2.0 is not supported; supported: 1.702"),
+    ({**GPT_OSS, "swiglu_limit": None}, "positive number as swiglu_limit, not None"),
     ({**MIXTRAL, "num_experts_per_tok": 9}, "cannot have 9 of 8 experts"),
     ({**QWEN3, "num_experts": "many"}, "whole number as num_experts, not 'many'"),
     ({**QWEN2, "shared_expert_intermediate_size": None}, "whole number as shared_expert_intermediate_size"),

@@ -97,6 +97,12 @@ def test_refusals(change: dict[str, Any], complaint: str) -> None:
         from_hf_config({**LLAMA, **change})
 
 
+def test_nulls_stand_for_what_the_family_has() -> None:
+    spec = from_hf_config({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "rope_theta": None})
+    assert spec.ropes[0] == RopeSpec(theta=2_000_000.0)
+    assert from_hf_config({**LLAMA, "architectures": ["Phi3ForCausalLM"], "rms_norm_eps": None}).norm_eps == 1e-5
+
+
 def test_sliding_windows() -> None:
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
     assert from_hf_config({**mistral, "sliding_window": 100}).windows == (100,) * 3

@@ -5,6 +5,7 @@ Does: check every tensor's presence and shape before reading any. Does not: read
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -48,10 +49,9 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
     # Old checkpoints carry rotary tables; tied ones sometimes a second copy of the embedding.
     rotary = [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]
     where = places(spec, tensors.shapes)
-    check_tensors(
-        str(source.path), stored_shapes(spec, where), tensors.shapes, rotary + [LM_HEAD] * spec.tie_embeddings
-    )
-
+    expected = stored_shapes(spec, where)
+    ignored = [*rotary, *_biases_of_zeros(tensors, expected), *[LM_HEAD] * spec.tie_embeddings]
+    check_tensors(str(source.path), expected, tensors.shapes, ignored)
     _check_types(source, tensors, {place.stored for place in where.values()})
 
     def fetch(name: str) -> Weight:
@@ -62,6 +62,12 @@ def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelS
         return replace(place, expert=None).of(stored)
 
     return spec, fetch
+
+
+def _biases_of_zeros(tensors: Tensors, expected: Collection[str]) -> list[str]:
+    """GPTQ checkpoints often have a bias for every matrix: zeros, where the model has none."""
+    others = [name for name in tensors.shapes if name.endswith(".bias") and name not in expected]
+    return [name for name in others if isinstance(bias := tensors.get(name), torch.Tensor) and not bias.float().any()]
 
 
 def _check_types(source: ModelSource, tensors: Tensors, used: set[str]) -> None:

@@ -48,3 +48,29 @@ def whole_numbers() -> Iterator[None]:
     interpreter._patch_lang_tensor = patched
     yield
     interpreter._patch_lang_tensor = original
+
+
+@pytest.fixture(autouse=True, scope="session")
+def masks() -> Iterator[None]:
+    """`block & scalar` of two conditions is int32 to the interpreter, and that of Triton 3.9 takes no such mask."""
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    originals = {name: getattr(builder, name) for name in ("create_masked_load", "create_masked_store")}
+
+    def with_bools(method: Any, mask_at: int) -> Any:
+        def called(self: Any, *arguments: Any, **options: Any) -> Any:
+            before, mask, after = arguments[:mask_at], arguments[mask_at], arguments[mask_at + 1 :]
+            bools = interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
+            return method(self, *before, bools, *after, **options)
+
+        return called
+
+    for name, mask_at in {
+        "create_masked_load": 1,
+        "create_masked_store": 2,
+    }.items():  # (ptrs, mask, …), (ptrs, values, mask, …)
+        setattr(builder, name, with_bools(originals[name], mask_at))
+    yield
+    for name, original in originals.items():
+        setattr(builder, name, original)

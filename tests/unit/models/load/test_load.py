@@ -232,6 +232,7 @@ def test_headers_that_make_no_sense_are_refused(folder: Path, header: bytes) -> 
         ({"bits": 4}, "quantized checkpoints that do not name their method"),
         ("int8", "quantization_config should be a JSON object, not 'int8'"),
         ({"quant_method": "awq", "version": "gemv"}, "AWQ checkpoints in the layout 'gemv'"),
+        ({"quant_method": "awq", "format": "gemv"}, "AWQ checkpoints in the layout 'gemv'"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "GPTQ checkpoints in the layout 'marlin'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with 'modelopt' in the form 'NVFP4'"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ FORMS: list[tuple[str, dict[str, Any], str | None]] = [
     ("gptq_8", GPTQ, "int8"),
     ("gptq_act_order", {**GPTQ, "desc_act": True}, None),
     ("gptq_v2", {**GPTQ, "checkpoint_format": "gptq_v2"}, "int4"),
+    ("gptq_v2", {**GPTQ, "format": "gptq_v2"}, "int4"),  # as transformers 5 calls it
     ("nf4", BNB, "table"),
     ("nf4_nested", BNB, "table"),
     ("fp4", BNB, "table"),
@@ -98,6 +100,30 @@ def test_fp8_scales(tmp_path: Path, shape: tuple[int, ...], scale: str) -> None:
     rows, columns = torch.arange(320)[:, None], torch.arange(200)[None]
     each = factors[rows // 128, columns // 128] if shape == (3, 2) else factors.reshape(-1, 1)
     assert torch.equal(unpacked(tensors.get("layer.weight")), numbers.float() * each)
+
+
+def test_a_block_larger_than_the_matrix(tmp_path: Path) -> None:
+    """No memory is taken for what it would have beyond the matrix."""
+    numbers, scale = torch.randn(32, 64).to(torch.float8_e4m3fn), torch.rand(1, 2)
+    save_file({"layer.weight": numbers, "layer.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    tensors = open_layer(tmp_path, {"quant_method": "fp8", "weight_block_size": [2**50, 32]})
+    expected = numbers.float() * scale.repeat_interleave(32, dim=1)
+    assert torch.equal(unpacked(tensors.get("layer.weight")), expected)
+
+
+@pytest.mark.parametrize("name", ["blocksize", "nested_blocksize"])
+def test_a_group_larger_than_the_matrix(tmp_path: Path, name: str) -> None:
+    tensors = load_file(LAYERS / "nf4_nested.safetensors")
+    state_name = "layer.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(tensors[state_name].tolist()))
+    kept = {"blocksize": "layer.weight.absmax", "nested_blocksize": "layer.weight.nested_absmax"}[name]
+    tensors[kept] = tensors[kept][:1]
+    found = []
+    for size in (tensors["expected"].numel(), 2**50):
+        octets = torch.tensor(list(json.dumps({**state, name: size}).encode()), dtype=torch.uint8)
+        save_file({**tensors, state_name: octets}, tmp_path / "model.safetensors")
+        found.append(unpacked(open_layer(tmp_path, BNB).get("layer.weight")))
+    assert torch.equal(*found)
 
 
 def test_fp8_blocks_as_transformers_unpacks_them(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ class BitsAndBytes(Form):
         numbers = unpack_halves(octets, high_first=True)[: outputs * inputs]
         if inputs % size == 0:
             return Quantized(numbers.view(outputs, inputs), scale.view(outputs, -1), table=table, bits=4)
-        spread = scale.repeat_interleave(size)[: outputs * inputs]  # a group may begin in one row and end in the next
+        # A group may begin in one row and end in the next, and be larger than the matrix.
+        spread = scale.repeat_interleave(min(size, outputs * inputs))[: outputs * inputs]
         return (table[numbers.int()] * spread).view(outputs, inputs)
 
 
@@ -66,5 +67,5 @@ def _scales(parts: Parts, state: dict[str, Any]) -> torch.Tensor:
     if ".weight.nested_absmax" not in parts:
         return parts.floats(".weight.absmax").float()
     nested = parts.floats(".weight.nested_quant_map").float()[parts.octets(".weight.absmax").int()]
-    factors = parts.floats(".weight.nested_absmax").float().repeat_interleave(int(state["nested_blocksize"]))
-    return nested * factors[: len(nested)] + float(state["nested_offset"])
+    block_of = torch.arange(len(nested)) // int(state["nested_blocksize"])
+    return nested * parts.floats(".weight.nested_absmax").float()[block_of] + float(state["nested_offset"])

@@ -73,7 +73,7 @@ def _refused(what: str) -> ModelError:
 
 
 def _awq(settings: Settings) -> Form:
-    version = str(settings.get("version", "gemm")).lower()
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if version != "gemm":
         raise _refused(f"AWQ checkpoints in the layout {version!r}")
     if settings.get("zero_point", True) is False:
@@ -91,7 +91,7 @@ def _modelopt(settings: Settings) -> Form | None:
 
 
 def _gptq(settings: Settings) -> Form:
-    layout = str(settings.get("checkpoint_format") or "gptq").lower()
+    layout = str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
     offsets = {"gptq": 1, "auto_gptq": 1, "gptq_v2": 0}
     if layout not in offsets:
         raise _refused(f"GPTQ checkpoints in the layout {layout!r}")

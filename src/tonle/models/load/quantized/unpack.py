@@ -68,6 +68,7 @@ def spread(scale: torch.Tensor, shape: torch.Size, block: tuple[int, int] | None
     height, width = block or (outputs // scale.shape[0], inputs // scale.shape[1])
     if scale.shape != (-(-outputs // height), -(-inputs // width)):
         raise ValueError(f"a scale of shape {tuple(scale.shape)} for a matrix of shape {tuple(shape)}")
+    height, width = min(height, outputs), min(width, inputs)  # one block may be larger than the matrix
     scale = scale.repeat_interleave(height, dim=0)[:outputs]
     if inputs % width == 0:
         return scale
