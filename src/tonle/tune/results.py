@@ -133,7 +133,7 @@ def how_known(safe: SafeLoad) -> str:
     if safe.confirmed or safe.source == "measured":
         return ", measured"
     if safe.stepped_down:
-        return ", simulated, after a measurement at a higher load missed the SLO"
+        return ", simulated, after a measurement at a higher load was too much"
     return ", simulated, and not confirmed by a measurement"
 
 
