@@ -60,10 +60,12 @@ def print_fewest(found: FewestReplicas, slo: Slo, console: Console) -> None:
         told = ", ".join(str(bound) for bound in each.level.slo)
         if each.level.failed:
             told += f", {each.level.failed} of {each.level.requests} requests failed"
+        if each.is_overloaded:
+            told += ", requests come faster than they are answered"
         print_line(
             console,
             f"{count:4} replica{'' if count == 1 else 's'}: {told}",
-            style="green" if is_held(each.level) else "red",
+            style="green" if is_held(each) else "red",
         )
     if found.count is None:
         most = max(count for count, _ in found.levels)

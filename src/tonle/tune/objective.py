@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.keeping_up import KEPT_UP
 from tonle.bench.measure import LevelReport, Spread, spread
 from tonle.bench.numbers import bytes_text, share_text
 from tonle.bench.slo import MOST_FAILED, Bound, BoundResult, Latencies, Slo, duration_text
-from tonle.bench.sweep import KEPT_UP
 from tonle.errors import ConfigError
 
 Maximize = Literal["goodput", "throughput"]
