@@ -117,14 +117,15 @@ class Tuner:
 
     @property
     def best(self) -> Settings:
-        """{}: the default. After a confirmation, what it says; before, the best of the search, or of the simulation."""
+        """{}: the default. After a confirmation, what it says; before, the best of the search, which may be the default, or of
+        the simulation."""
         if self.verdict is not None:
             return self.tuned or {} if self.verdict.is_better else {}
-        if self.tuned is not None:
-            return self.tuned
-        candidates = measured_settings(self._folder)
+        candidates = measured_settings(self._folder) if self.tuned is None else [{}, self.tuned]
         if len(candidates) > 1:
-            return max(candidates, key=lambda each: self._task.goal.rank(self.outcome(each)))
+            # What was measured and did not start a second time, in the confirmation, is not recommended.
+            usable = [each for each in candidates if not each or key_of(each) not in self._state.failed]
+            return max(usable, key=lambda each: self._task.goal.rank(self.outcome(each)), default={})
         trials = self._state.reranked or self._state.trials
         best = shortlist(trials, self._simulated_goal, 1)
         if best and self._simulated_goal.rank(_of(trials, best[0])) > self._simulated_goal.rank(trials[0].outcome):
@@ -244,15 +245,16 @@ class Tuner:
     def _correct(self, predict: Predict, stage: MeasuredStage, survivors: list[Settings]) -> list[Settings]:
         """Fit the step times to the first round, rank again; settings that are new among the best join the next round."""
         goal, state = self._simulated_goal, self._state
-        if state.correction is None:
-            known = [settings for settings in survivors if predict.knows(settings)]
+        known = [settings for settings in survivors if predict.knows(settings)]
+        correction = state.correction
+        if correction is None:
             measured = [(settings, stage.outcome(settings, before=1)) for settings in known]
-            state.correction = fit_correction(measured, predict.outcome)
-            correction: Correction = state.correction
+            correction = state.correction = fit_correction(measured, predict.outcome)
             self._say(
                 f"step times corrected: {correction}; throughput, TTFT and TPOT of the simulation now deviate by "
                 f"{correction.error_after or 0:.0%} on average, {correction.error_before or 0:.0%} before"
             )
+        if not state.reranked:  # an earlier run may have been stopped here
             state.reranked = search_simulated(
                 self._task.knobs, goal, lambda settings: predict.outcome(settings, correction),
                 seed=self._task.seed, seconds=times.simulation_s(self._budget) / 2, most=_TRIALS_AGAIN,

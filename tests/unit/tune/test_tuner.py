@@ -6,18 +6,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, level
-from tonle.bench import BenchOptions
+from tonle.bench import BenchOptions, Load
 from tonle.bench.slo import Slo
 from tonle.tune.budget import Budget
+from tonle.tune.correction import Correction
 from tonle.tune.measurer import NotMeasured
-from tonle.tune.objective import Goal, outcome_of
+from tonle.tune.objective import Goal, Outcome, outcome_of
 from tonle.tune.run import Task, Tuner
-from tonle.tune.space import Choice, DeviceFacts, choices, key_of
-from tonle.tune.state import TuneDir
+from tonle.tune.space import Choice, DeviceFacts, Settings, choices, key_of
+from tonle.tune.state import Measurement, Stage, TuneDir
 
 VALUES = {
     "max_num_seqs": (4, 8, 12, 16), "max_num_batched_tokens": (64, 128, 256), "long_prefill_token_threshold": (),
@@ -156,6 +158,52 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_same_command_goes_on(tmp_path: Pat
     assert not second.interrupted and second.verdict is not None
     assert not set(later.calls) & set(measure.calls)  # nothing was measured twice
     assert any("simulated by an earlier run" in text for text in said)
+
+
+@pytest.mark.parametrize("stop_after", [3, 5, 8])
+def test_ctrl_c_keeps_the_default_where_it_was_measured_to_be_the_best(tmp_path: Path, stop_after: int) -> None:
+    """After 3 measurements in the search, later in the confirmation, which compares it with the best of the others."""
+    knobs = [Choice("max_num_batched_tokens", (1024, 2048), simulated=True)]  # slower in this formula
+    goal = Goal(Slo(), "throughput")
+    made, measure, _ = tuner(folder_at(tmp_path / "out"), goal=goal, knobs=knobs, stop_after=stop_after)
+    made.run()
+    assert made.interrupted and made.verdict is None
+    assert (measure.calls[-1][1] == "confirm") == (stop_after > 3)
+    assert made.best == {}
+
+
+def test_settings_that_do_not_start_for_the_confirmation_are_not_recommended(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "out")
+    made, measure, _ = tuner(folder, slow=1.2)
+    sound = measure.measure
+
+    def measure_until_the_confirmation(settings: Settings, stage: Stage, number: int, **options: Any) -> Measurement:
+        measure.broken = (key_of(settings),) if settings and stage == "confirm" else ()
+        return sound(settings, stage, number, **options)
+
+    measure.measure = measure_until_the_confirmation  # type: ignore[method-assign,assignment]
+    made.run()
+    assert made.verdict is None and made.tuned and key_of(made.tuned) in folder.state.failed
+    assert made.best == {}
+
+
+def test_a_tuning_stopped_while_it_simulates_again_does_so_when_it_goes_on(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "out")
+    made, _, said = tuner(folder, slow=1.2)
+    outcome = made._predict.outcome  # type: ignore[union-attr]
+
+    def stopped(settings: Settings, correction: Correction, load: Load | None = None) -> Outcome:
+        if any("step times corrected" in text for text in said):
+            raise KeyboardInterrupt
+        return outcome(settings, correction, load)
+
+    made._predict.outcome = stopped  # type: ignore[union-attr,method-assign]
+    made.run()
+    assert made.interrupted and folder.state.correction is not None and not folder.state.reranked
+    again = folder_at(tmp_path / "out")
+    second, _, _ = tuner(again, slow=1.2)
+    second.run()
+    assert again.state.correction == folder.state.correction and again.state.reranked
 
 
 def test_ctrl_c_before_any_measurement_says_what_the_simulation_says(tmp_path: Path) -> None:
