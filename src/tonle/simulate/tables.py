@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tonle.bench.slo import Slo
@@ -43,7 +44,7 @@ def _row(replica: ReplicaReport) -> list[str]:
     seen = replica.prompt_tokens + replica.cached_tokens
     kind = "".join(f" {each}" for each in (replica.role, replica.length) if each != "any")
     return [
-        f"{replica.name}{kind}",
+        escape(f"{replica.name}{kind}"),
         str(replica.requests),
         f"{replica.busy_share:.0%}",
         f"{replica.rows_per_step:.1f}",

@@ -124,6 +124,14 @@ def test_an_autoscaled_fleet_has_no_number_of_replicas_to_find(tmp_path: Path, s
     assert done.exit_code == 2 and "leave autoscaling out" in done.output.replace("\n", " "), done.output
 
 
+def test_replicas_may_have_any_name(tmp_path: Path, saved: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    names = ["qwen:7b", "[/b] large", "<b>ធំ</b>"]
+    file.write_text("replicas:\n" + "".join(f"- {{profile: {saved}, name: '{name}'}}\n" for name in names))
+    done = CliRunner().invoke(app, ["simulate", "--fleet", str(file), "--rate", "2", "--requests", "6"])
+    assert done.exit_code == 0 and all(name in done.output for name in names), done.output
+
+
 def test_after_a_sweep_the_replicas_are_of_the_load_that_was_found(saved: str) -> None:
     arguments = ["simulate", "--profile", saved, "--sweep", "rate", "--rate", "2", "--requests", "120"]
     done = CliRunner().invoke(app, [*arguments, "--ttft-p95", "400ms"])

@@ -225,6 +225,10 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"budget_s": 20}, "too short for anything"),
         ({"command": "vllm serve x"}, "--command is for other servers"),
         ({"server": "vllm"}, '--server vllm needs --command "vllm serve MODEL'),
+        (
+            {"server": "vllm", "command": 'vllm serve "model'},
+            "--command cannot be read as a command line: No closing quotation",
+        ),
         ({"server": "vllm", "command": "vllm serve x", "model": "x"}, "part of --command"),
         ({"server": "vllm", "command": "vllm serve x", "profile": "p"}, "--profile is for Tonle's own server"),
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),
