@@ -167,9 +167,32 @@ def test_ctrl_c_keeps_the_default_where_it_was_measured_to_be_the_best(tmp_path:
     goal = Goal(Slo(), "throughput")
     made, measure, _ = tuner(folder_at(tmp_path / "out"), goal=goal, knobs=knobs, stop_after=stop_after)
     made.run()
-    assert made.interrupted and made.verdict is None
+    assert made.interrupted and made.best == {}
     assert (measure.calls[-1][1] == "confirm") == (stop_after > 3)
-    assert made.best == {}
+    assert (made.verdict is not None) == (stop_after == 8), "two pairs are a confirmation"
+
+
+def test_what_was_confirmed_is_kept_when_the_tuning_that_goes_on_is_stopped(tmp_path: Path) -> None:
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2)
+    first.run()
+    assert first.verdict is not None and first.verdict.is_better
+    second, measure, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, budget_s=3000, stop_after=1)
+    second.run()
+    assert second.interrupted and [stage for _, stage, _ in measure.calls] == ["search"]
+    assert second.verdict is not None and second.verdict.sentence == first.verdict.sentence
+    assert second.best == first.best
+
+
+def test_other_settings_are_confirmed_beside_a_default_of_their_own(tmp_path: Path) -> None:
+    """The machine may have become faster since the earlier confirmation."""
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2)
+    first.run()
+    second, measure, _ = tuner(folder_at(tmp_path / "out"), slow=0.7, budget_s=3000, broken=(key_of(first.best),))
+    second.run()
+    confirm = [(key, number) for key, stage, number in measure.calls if stage == "confirm"]
+    assert second.tuned is not None and second.tuned != first.tuned and second.verdict is not None
+    assert [key for key, _ in confirm[:4]] == ["", key_of(second.tuned), key_of(second.tuned), ""]
+    assert second.verdict.default.runs == second.verdict.tuned.runs == len(confirm) / 2
 
 
 def test_settings_that_do_not_start_for_the_confirmation_are_not_recommended(tmp_path: Path) -> None:
