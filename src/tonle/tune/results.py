@@ -78,6 +78,8 @@ def write_results(result: TuneResult, folder: Path, config: dict[str, Any]) -> l
         )
     if result.limits is not None:
         written.append(_write(folder / "gateway.yaml", gateway_yaml(result)))
+    else:
+        (folder / "gateway.yaml").unlink(missing_ok=True)  # of an earlier run of the command, for other settings
     save_report(result, folder / "result.json")
     written.append(folder / "result.json")
     written.append(_write(folder / "summary.md", summary(result)))

@@ -332,12 +332,14 @@ def test_corrected_times_are_longer_by_the_factor() -> None:
     times = FittedTimes(
         lag=0, front_s=0.01, back_s=0.002, decode=Curve([1, 8], [0.01, 0.02]), mixed=Curve([1, 512], [0.01, 0.3]),
         draw=Curve([0, 8], [0.0, 0.001]), chunk_s=0.001, decode_read_s=1e-6, prompt_read_s=1e-8, host_step_s=0.001,
-        host_row_s=1e-4, host_token_s=1e-6, few_rows_read_s=Curve([1, 8], [1e-5, 0.0]),
+        host_row_s=1e-4, host_token_s=1e-6, few_rows_read_s=Curve([1, 8], [1e-5, 0.0]), wake_s=1e-3, launch_large_s=2e-3,
     )  # fmt: skip
     slower = corrected(times, Correction(step=2.0, front_s=-0.02))
     for work in (StepWork(4, 0, 0, 400, 0, 4), StepWork(2, 1, 200, 100, 20_000, 3)):
         assert slower.device_s(work) == pytest.approx(2 * times.device_s(work))
         assert slower.host_s(work) == pytest.approx(2 * times.host_s(work))
+        assert slower.launching_s(work) == 2 * times.launching_s(work)
+    assert slower.wake_s == 2 * times.wake_s
     assert slower.front_s == 0.0 and slower.back_s == times.back_s
     assert times.decode.seconds == [0.01, 0.02]
 
