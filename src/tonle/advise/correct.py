@@ -5,6 +5,7 @@ Does: search with `run_check`, keep what was tried, and say what changed and why
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +14,10 @@ from tonle.advise.choose import Group, Question, Sizing, size_by_length, size_to
 from tonle.advise.lines import Line
 from tonle.advise.option import Option, build_option
 from tonle.bench.slo import duration_text
+from tonle.errors import ConfigError
 
-_MOST_REPLICAS = 64
+_MOST_REPLICAS = 64  # that are tried, unless the rule of thumb has more
+_MOST_SIMULATED = 256
 _MOST_TIMES = 4  # the rule of thumb's number: beyond that more replicas do not help
 
 
@@ -33,6 +36,11 @@ def check_and_correct(
     workload = question.workload
     if workload.rate is None and workload.users is None:
         return _one_replica(question, option, on_check)
+    if (guess := size_together(question, option).replicas) > _MOST_SIMULATED:
+        raise ConfigError(
+            f"this load takes some {guess} replicas, and no more than {_MOST_SIMULATED} are simulated: size a part of it",
+            param="rate" if workload.rate is not None else "concurrency",
+        )
     option, first_check, share_lines = _with_best_threshold(question, option, on_check)
     together = size_together(question, option)
     known = {} if first_check is None else {together.replicas: first_check}
@@ -112,11 +120,13 @@ def _fewest(
             checks[count] = (sizing, run_check(question, sizing, f"{count} × {label}"))
         return checks[count][1].holds is not False
 
-    guess = min(guess, _MOST_REPLICAS)
-    most = min(_MOST_REPLICAS, max(4, _MOST_TIMES * guess))
-    if (first := make(guess)) is not None and any(group.option.misses for group in first.groups):
+    first = make(guess)
+    too_few = 0 if first is None else _too_few(first)
+    guess = max(guess, too_few + 1)
+    most = max(guess, min(_MOST_REPLICAS, max(4, _MOST_TIMES * guess)))
+    if first is not None and any(group.option.misses for group in first.groups):
         most = guess  # not even an idle replica is quick enough
-    best = _search(guess, most, holds, _too_few(question, guess)) if question.slo else guess
+    best = _search(guess, most, holds, too_few) if question.slo else guess
     if not question.slo:
         holds(guess)
     sizing, check = checks[best if best is not None else guess]
@@ -136,9 +146,11 @@ def _fewest(
     return corrected
 
 
-def _too_few(question: Question, guess: int) -> int:
-    """A number of replicas that certainly cannot: at less than half of the rule of thumb's, queues grow without end."""
-    return guess // 2 if question.workload.rate is not None and guess > 3 else 0
+def _too_few(sizing: Sizing) -> int:
+    """A number of replicas that certainly cannot keep up with the rate, even with full batches all the time: queues grow without
+    end. A simulation is too short to show it, and bounds on ITL and TPOT never do."""
+    busy = sum((group.workload.rate or 0.0) * group.option.request_s for group in sizing.groups)
+    return max(0, math.ceil(busy) - 1)
 
 
 def _search(guess: int, most: int, holds: Callable[[int], bool], low: int) -> int | None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.keeping_up import KEPT_UP
 from tonle.bench.kinds.metrics import METRICS, KindMetrics
 from tonle.bench.load import Arrivals, Load
 from tonle.bench.measure import LevelReport
@@ -26,7 +27,6 @@ from tonle.bench.self_check import is_limit
 SweepKind = Literal["rate", "concurrency"]
 Ending = Literal["throughput", "slo", "cap", "interrupted"]
 
-KEPT_UP = 0.95  # of the rate that was asked for
 GROWTH = 1.05  # of throughput, when users double
 NEAR_BEST = 0.95
 CLOSE_ENOUGH = 0.05  # of the bracket's upper end

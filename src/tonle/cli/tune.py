@@ -171,7 +171,7 @@ def _show(result: TuneResult, out: Path) -> None:
         known = (
             f"{result.safe.text}{how_known(result.safe)}"
             if result.safe.value
-            else "none: the SLO holds at no load that was tried"
+            else "none: the SLO holds at no load that was tried, or requests come faster than they are answered"
         )
         console.print(f"Safe load: {known}", markup=False)
     best = "best.yaml" if result.inputs.server == "tonle" else "best.sh"

@@ -22,11 +22,11 @@ from tonle.engine.schedule.step_facts import StepWork
 from tonle.engine.step_log import LoggedStep
 from tonle.errors import ConfigError
 from tonle.simulate.around import Around
-from tonle.simulate.fitted_times import Curve, FittedTimes, scatter_kind
+from tonle.simulate.fitted_times import WITH_PROMPTS, Curve, FittedTimes, scatter_kind
 from tonle.simulate.median_fit import Floats, median_fit
 
 _NUM_RATIOS = 200
-_LEAST_OF_KIND = 100  # steps, for a scatter of their own
+_LEAST_OF_KIND = 50  # steps, for a scatter of their own: of prompts alone, a minute on a CPU has fewer than 100
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
 _HELD_UP_S = 2e-3  # a launch that takes so much longer than usual is not that of a graph
@@ -265,7 +265,7 @@ def _host_columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
 
 def _by_kind(steps: Sequence[TimedStep], seconds: Floats, expected: Floats) -> dict[int, list[float]]:
     kinds = np.array([scatter_kind(step.work) for step in steps])
-    chosen = ((int(kind), kinds == kind) for kind in np.unique(kinds))
+    chosen = [(int(kind), kinds == kind) for kind in np.unique(kinds)] + [(WITH_PROMPTS, kinds < WITH_PROMPTS)]
     return {kind: _ratios(seconds[own], expected[own]) for kind, own in chosen if own.sum() >= _LEAST_OF_KIND}
 
 

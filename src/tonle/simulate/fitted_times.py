@@ -4,8 +4,8 @@ Does: answer for any `StepWork` in about a microsecond. Does not: fit (`fit_time
 
 The expected time is a median: half of the measured steps of that kind took longer. `ratios` says how far steps scatter around it;
 their mean carries what slow steps cost on average. Short steps are held up by other programs more often than long ones in
-proportion, so each kind of step has its own (`kind_ratios`). Steps scatter independently of each other: a shared machine that is
-slow for seconds on end is not modelled.
+proportion, and prompts beside rows scatter more than prompts alone: so each kind of step has its own (`kind_ratios`). Steps
+scatter independently of each other: a shared machine that is slow for seconds on end is not modelled.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ class _Cached(dict[int, float]):
         return value
 
 
-_WITH_PROMPTS = 0
+WITH_PROMPTS = 0  # all of them: for kinds of steps with prompts that were too few, and in older profiles
+_ALONE, _BESIDE_ROWS = -1, -2
 
 
 def scatter_kind(work: StepWork) -> int:
-    """Of a step without prompts: its rows, rounded up to a power of two. 0: it has prompts."""
-    return _WITH_PROMPTS if work.prompts else 1 << (work.rows - 1).bit_length()
+    """Of a step without prompts: its rows, rounded up to a power of two. Below 0: it has prompts."""
+    if work.prompts:
+        return _BESIDE_ROWS if work.rows else _ALONE
+    return 1 << (work.rows - 1).bit_length()
 
 
 class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
@@ -99,7 +102,9 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     wake_s: float = 0.0  # of the host, in addition: for the first step after it had nothing to do
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected, of equal shares of the expected time of all steps, ascending
-    kind_ratios: dict[int, list[float]] = {}  # the same by `scatter_kind`, of kinds with enough steps
+    kind_ratios: dict[
+        int, list[float]
+    ] = {}  # the same by `scatter_kind` and `WITH_PROMPTS`, if there were enough steps
 
     def device_s(self, work: StepWork) -> float:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = work
@@ -138,7 +143,10 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
         return self.device_s(work) * fmean(self._ratios_of(work) or [1.0])
 
     def _ratios_of(self, work: StepWork) -> list[float]:
-        return self.kind_ratios.get(scatter_kind(work), self.ratios)
+        own = self.kind_ratios.get(scatter_kind(work))
+        if own is None and work.prompts:
+            own = self.kind_ratios.get(WITH_PROMPTS)
+        return self.ratios if own is None else own
 
     @cached_property
     def _decode(self) -> dict[int, float]:

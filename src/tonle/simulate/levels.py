@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from tonle.bench.keeping_up import is_overloaded
 from tonle.bench.load import Load
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions
@@ -36,6 +37,11 @@ class SimulatedLevel:
     def load(self) -> float:
         """Users, or requests per second."""
         return self.level.concurrency or self.level.rate or 0.0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Requests come faster than they are answered."""
+        return is_overloaded([sample for sample in self.result.samples if sample.failure is None])
 
 
 Watch = Callable[[SimulatedLevel], None]
@@ -113,7 +119,7 @@ def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watc
         if count not in tried:
             tried[count] = simulate_level(options, fleet.resized(count), trace=trace)
             watch(tried[count])
-        return is_held(tried[count].level)
+        return is_held(tried[count])
 
     high = 1 + max((failure.replica for failure in fleet.failures), default=0)  # those that fail must be there
     if high > most:
@@ -128,12 +134,13 @@ def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watc
         low, high = (low, middle) if holds(middle) else (middle, high)
     if high < most:
         holds(high + 1)  # one more must not be worse
-    is_monotonic = all(is_held(each.level) == (count >= high) for count, each in tried.items())
+    is_monotonic = all(is_held(each) == (count >= high) for count, each in tried.items())
     return FewestReplicas(count=high, levels=list(tried.items()), is_monotonic=is_monotonic)
 
 
-def is_held(level: LevelReport) -> bool:
-    return bool(level.slo) and level.holds_slo
+def is_held(simulated: SimulatedLevel) -> bool:
+    """Also for longer than it was simulated: no request keeps an SLO on TTFT for ever if they wait longer and longer."""
+    return bool(simulated.level.slo) and simulated.level.holds_slo and not simulated.is_overloaded
 
 
 def simulated_report(

@@ -49,7 +49,7 @@ class Server:
         self._rng = random.Random(f"{seed}/replica/{number}")
         self._ended: list[Replica] = []
         row = BackendConfig(
-            url=f"http://{self.name}:8000", name=self.name, models=(MODEL,), kind="tonle", role=options.role,
+            url=f"http://{default_name(number)}:8000", name=self.name, models=(MODEL,), kind="tonle", role=options.role,
             length=options.length, weight=options.weight,
             max_concurrent=(options.max_concurrent if gated else NO_LIMIT), max_queued=options.max_queued,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tonle.bench.slo import Slo
@@ -43,7 +44,7 @@ def _row(replica: ReplicaReport) -> list[str]:
     seen = replica.prompt_tokens + replica.cached_tokens
     kind = "".join(f" {each}" for each in (replica.role, replica.length) if each != "any")
     return [
-        f"{replica.name}{kind}",
+        escape(f"{replica.name}{kind}"),
         str(replica.requests),
         f"{replica.busy_share:.0%}",
         f"{replica.rows_per_step:.1f}",
@@ -60,10 +61,12 @@ def print_fewest(found: FewestReplicas, slo: Slo, console: Console) -> None:
         told = ", ".join(str(bound) for bound in each.level.slo)
         if each.level.failed:
             told += f", {each.level.failed} of {each.level.requests} requests failed"
+        if each.is_overloaded:
+            told += ", requests come faster than they are answered"
         print_line(
             console,
             f"{count:4} replica{'' if count == 1 else 's'}: {told}",
-            style="green" if is_held(each.level) else "red",
+            style="green" if is_held(each) else "red",
         )
     if found.count is None:
         most = max(count for count, _ in found.levels)

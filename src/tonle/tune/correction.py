@@ -40,7 +40,7 @@ def corrected(times: FittedTimes, correction: Correction) -> FittedTimes:
         return msgspec.structs.replace(own, seconds=[factor * seconds for seconds in own.seconds])
 
     names = ("chunk_s", "decode_read_s", "prompt_read_s", "host_step_s", "host_row_s", "host_token_s", "host_mixed_s",
-             "commit_step_s", "commit_row_s")  # fmt: skip
+             "commit_step_s", "commit_row_s", "wake_s", "launch_large_s")  # fmt: skip
     return msgspec.structs.replace(
         times,
         decode=curve(times.decode),

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.keeping_up import KEPT_UP
 from tonle.bench.measure import LevelReport, Spread, spread
 from tonle.bench.numbers import bytes_text, share_text
 from tonle.bench.slo import MOST_FAILED, Bound, BoundResult, Latencies, Slo, duration_text
@@ -42,12 +43,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float  # of all runs together
     gpu_use: float | None = None  # share of time, mean of the runs; None: simulated, or no GPU was read
     gpu_memory: int | None = None  # bytes, the most of a run
+    falling_behind: float | None = None  # open loop: seconds that answers take longer per second, mean of the runs
 
     @property
     def holds(self) -> bool:
         """Every bound holds, and nearly all requests were answered, also where no bound counts those that failed."""
         answered = self.requests > 0 and self.failed <= MOST_FAILED * self.requests
         return answered and all(result.holds for result in self.bounds)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Open loop: as many requests are answered as come. Else they wait longer and longer, which no bound may show: those on
+        ITL and TPOT never do, those on TTFT only once it has gone on for long enough."""
+        return 1 / (1 + max(0.0, self.falling_behind or 0.0)) >= KEPT_UP
 
 
 def outcome_of(levels: Sequence[LevelReport], slo: Slo) -> Outcome:
@@ -74,6 +82,9 @@ def outcome_of(levels: Sequence[LevelReport], slo: Slo) -> Outcome:
         duration_s=sum(level.duration_s for level in levels),
         gpu_use=_mean(uses) if (uses := [use for level in levels if (use := level.gpu_use) is not None]) else None,
         gpu_memory=max((used for level in levels if (used := level.gpu_memory) is not None), default=None),
+        falling_behind=_mean(behind)
+        if (behind := [slope for level in levels if (slope := level.falling_behind) is not None])
+        else None,
     )
 
 

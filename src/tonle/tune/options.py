@@ -5,6 +5,7 @@ Does: hold and check. Does not: act on them (`tuning.py`).
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ class TuneOptions:
         if self.command is None:
             example = "vllm serve MODEL" if self.server == "vllm" else "llama-server -m FILE --port {port} -np {slots}"
             raise ConfigError(f'--server {self.server} needs --command "{example} …"', param="command")
+        try:
+            shlex.split(self.command)
+        except ValueError as error:
+            raise ConfigError(f"--command cannot be read as a command line: {error}", param="command") from None
         for name, value in (("--profile", self.profile), ("--config", self.config)):
             if value is not None:
                 raise ConfigError(

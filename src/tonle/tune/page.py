@@ -136,7 +136,9 @@ def _safe(result: TuneResult) -> Html:
     if safe is None:
         return Html("")
     if safe.value is None:
-        return element("p", "The SLO holds at no load that was tried.")
+        return element(
+            "p", "None: the SLO holds at no load that was tried, or requests come faster than they are answered."
+        )
     parts: list[Content] = [element("p", f"{safe.text}{how_known(safe)}.")]
     if result.limits is not None:
         parts.append(element("pre", gateway_yaml(result)))

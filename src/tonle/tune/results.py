@@ -78,6 +78,8 @@ def write_results(result: TuneResult, folder: Path, config: dict[str, Any]) -> l
         )
     if result.limits is not None:
         written.append(_write(folder / "gateway.yaml", gateway_yaml(result)))
+    else:
+        (folder / "gateway.yaml").unlink(missing_ok=True)  # of an earlier run of the command, for other settings
     save_report(result, folder / "result.json")
     written.append(folder / "result.json")
     written.append(_write(folder / "summary.md", summary(result)))
@@ -133,7 +135,7 @@ def how_known(safe: SafeLoad) -> str:
     if safe.confirmed or safe.source == "measured":
         return ", measured"
     if safe.stepped_down:
-        return ", simulated, after a measurement at a higher load missed the SLO"
+        return ", simulated, after a measurement at a higher load was too much"
     return ", simulated, and not confirmed by a measurement"
 
 

@@ -6,6 +6,7 @@ stopped; at Ctrl-C, keep the best so far. Does not: print (it is given a functio
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,13 @@ from tonle.tune.prediction import Predict
 from tonle.tune.safe_load import SafeLoad, find_safe_load
 from tonle.tune.search import Search
 from tonle.tune.space import Choice, Settings, describe, key_of, variants
-from tonle.tune.stage_measured import MeasuredStage, measured_outcome, measured_settings
+from tonle.tune.stage_measured import (
+    MeasuredStage,
+    confirmation,
+    confirmed_settings,
+    measured_outcome,
+    measured_settings,
+)
 from tonle.tune.stage_safe import SafeLoadCheck, measured_safe_load
 from tonle.tune.stage_simulated import search_simulated, shortlist
 from tonle.tune.state import State, Trial, TuneDir
@@ -109,6 +116,7 @@ class Tuner:
             self._state.finished = True
         except KeyboardInterrupt:
             self.interrupted = True
+            self._take_confirmed()
             self._say("stopped: what was found so far is kept")
         finally:
             self._measure.close()
@@ -117,14 +125,15 @@ class Tuner:
 
     @property
     def best(self) -> Settings:
-        """{}: the default. After a confirmation, what it says; before, the best of the search, or of the simulation."""
+        """{}: the default. After a confirmation, what it says; before, the best of the search, which may be the default, or of
+        the simulation."""
         if self.verdict is not None:
             return self.tuned or {} if self.verdict.is_better else {}
-        if self.tuned is not None:
-            return self.tuned
-        candidates = measured_settings(self._folder)
+        candidates = measured_settings(self._folder) if self.tuned is None else [{}, self.tuned]
         if len(candidates) > 1:
-            return max(candidates, key=lambda each: self._task.goal.rank(self.outcome(each)))
+            # What was measured and did not start a second time, in the confirmation, is not recommended.
+            usable = [each for each in candidates if not each or key_of(each) not in self._state.failed]
+            return max(usable, key=lambda each: self._task.goal.rank(self.outcome(each)), default={})
         trials = self._state.reranked or self._state.trials
         best = shortlist(trials, self._simulated_goal, 1)
         if best and self._simulated_goal.rank(_of(trials, best[0])) > self._simulated_goal.rank(trials[0].outcome):
@@ -244,15 +253,16 @@ class Tuner:
     def _correct(self, predict: Predict, stage: MeasuredStage, survivors: list[Settings]) -> list[Settings]:
         """Fit the step times to the first round, rank again; settings that are new among the best join the next round."""
         goal, state = self._simulated_goal, self._state
-        if state.correction is None:
-            known = [settings for settings in survivors if predict.knows(settings)]
+        known = [settings for settings in survivors if predict.knows(settings)]
+        correction = state.correction
+        if correction is None:
             measured = [(settings, stage.outcome(settings, before=1)) for settings in known]
-            state.correction = fit_correction(measured, predict.outcome)
-            correction: Correction = state.correction
+            correction = state.correction = fit_correction(measured, predict.outcome)
             self._say(
                 f"step times corrected: {correction}; throughput, TTFT and TPOT of the simulation now deviate by "
                 f"{correction.error_after or 0:.0%} on average, {correction.error_before or 0:.0%} before"
             )
+        if not state.reranked:  # an earlier run may have been stopped here
             state.reranked = search_simulated(
                 self._task.knobs, goal, lambda settings: predict.outcome(settings, correction),
                 seed=self._task.seed, seconds=times.simulation_s(self._budget) / 2, most=_TRIALS_AGAIN,
@@ -273,29 +283,32 @@ class Tuner:
         while pairs < times.MOST_PAIRS and self._confirmation_s(pairs + 1) < 0.8 * self._budget.left_s:
             pairs += 1
         self._say(f"confirming: the default against {describe(self.tuned)}, {pairs} times each with new prompts")
-        try:
+        with contextlib.suppress(NotMeasured):
             stage.confirm(self.tuned, pairs)
-        except NotMeasured:
-            return
-        self._judge(self.tuned)
+        self._take_confirmed()
 
-    def _judge(self, tuned: Settings) -> None:
-        runs = self._folder.of({}, "confirm"), self._folder.of(tuned, "confirm")
-        if all(runs):
-            self.verdict = judge(*runs, self._task.goal)
+    def _take_confirmed(self) -> None:
+        """What this run of the command has confirmed, or an earlier one: the last settings that are better than the default, or
+        else the last that are not."""
+        for settings in confirmed_settings(self._folder):
+            default, tuned = confirmation(self._folder, settings)
+            if min(len(default), len(tuned)) < times.LEAST_PAIRS or key_of(settings) in self._state.failed:
+                continue
+            verdict = judge(default, tuned, self._task.goal)
+            if self.verdict is None or verdict.is_better:
+                self.tuned, self.verdict = settings, verdict
+            if verdict.is_better:
+                break
+        if self.verdict is not None:
             self._say(self.verdict.sentence)
 
     def _take_earlier(self) -> None:
-        """What earlier runs of the command confirmed last, or else the best of what they measured."""
+        """What earlier runs of the command confirmed, or else the best of what they measured."""
         self._say("the time is over: this is what earlier runs found; with a larger --budget the search goes on")
-        confirmed = [
-            run.tag.server for run in self._folder.measurements if run.tag.stage == "confirm" and run.tag.server
-        ]
-        others = [settings for settings in measured_settings(self._folder) if settings]
-        self.tuned = (
-            confirmed[-1] if confirmed else max(others, key=lambda each: self._task.goal.rank(self.outcome(each)))
-        )
-        self._judge(self.tuned)
+        self._take_confirmed()
+        if self.verdict is None:
+            others = [settings for settings in measured_settings(self._folder) if settings]
+            self.tuned = max(others, key=lambda each: self._task.goal.rank(self.outcome(each)))
 
     def _find_safe_load(self) -> None:
         task, state = self._task, self._state

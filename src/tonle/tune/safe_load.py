@@ -25,14 +25,14 @@ OutcomeAt = Callable[[float], Outcome]
 
 
 class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` None: the SLO holds at no load that was tried."""
+    """`value` None: no load that was tried is safe."""
 
     kind: SweepKind
     value: float | None
     outcome: Outcome | None  # there
     source: Literal["simulated", "measured"]
     confirmed: bool = False  # by a measurement at this load
-    stepped_down: bool = False  # a measurement at a higher load, which the simulation called safe, missed the SLO
+    stepped_down: bool = False  # a measurement at a higher load, which the simulation called safe, said that it is not
 
     @property
     def text(self) -> str:
@@ -44,7 +44,8 @@ class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
 def find_safe_load(
     kind: SweepKind, goal: Goal, outcome_at: OutcomeAt, *, has_time: Callable[[], bool] = lambda: True
 ) -> SafeLoad:
-    """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput.
+    """The largest load at which the SLO holds and requests are answered as fast as they come; without an SLO, the smallest with
+    nearly all of the throughput. So, too, of users where no bound says how long they may wait: any number of them would do.
 
     When the time is over, the largest so far.
     """
@@ -55,20 +56,31 @@ def find_safe_load(
             seen[load] = outcome_at(load)
         return seen[load]
 
-    found = _largest(kind, at, has_time) if goal.slo else _knee(kind, at, has_time)
+    if goal.slo:
+        may_wait = kind == "concurrency" and not any(bound.metric in ("ttft", "e2el") for bound in goal.slo.bounds)
+        found = _largest(kind, at, has_time, may_wait=may_wait)
+    else:
+        found = _knee(kind, at, has_time)
     return SafeLoad(kind=kind, value=found, outcome=None if found is None else seen[found], source="simulated")
 
 
-def _largest(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float | None:
+def is_safe(outcome: Outcome) -> bool:
+    return outcome.holds and outcome.keeps_up
+
+
+def _largest(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool], *, may_wait: bool) -> float | None:
+    """`may_wait`: for as long as it takes; then a load that brings hardly more throughput is one too many."""
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
     low, high = None, 1.0
     if kind == "rate":
-        while not at(high).holds:
+        while not is_safe(at(high)):
             if high < LEAST_RATE:
                 return None
             high /= 2
         low = high
-    while at(high).holds:
+    while is_safe(at(high)):
+        if may_wait and low is not None and not _brings_more(at(low), at(high)):
+            return low
         low = high
         if high >= most or not has_time():
             return high
@@ -77,7 +89,7 @@ def _largest(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> fl
         return None
     while has_time() and high - low > max(RESOLUTION * low, 1.0 if kind == "concurrency" else 0.0):
         middle = _between(kind, low, high)
-        if at(middle).holds:
+        if is_safe(at(middle)):
             low = middle
         else:
             high = middle
@@ -93,9 +105,13 @@ def _knee(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float
         kind == "rate" and load > LEAST_RATE and at(load / 2).output_tokens_per_s > KNEE * at(load).output_tokens_per_s
     ):
         load /= 2
-    while load < most and has_time() and at(2 * load).output_tokens_per_s * KNEE > at(load).output_tokens_per_s:
+    while load < most and has_time() and _brings_more(at(load), at(2 * load)):
         load *= 2
     return load
+
+
+def _brings_more(outcome: Outcome, of_double: Outcome) -> bool:
+    return of_double.output_tokens_per_s * KNEE > outcome.output_tokens_per_s
 
 
 def _between(kind: SweepKind, low: float, high: float) -> float:

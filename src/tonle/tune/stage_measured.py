@@ -19,6 +19,7 @@ from tonle.tune.space import Settings, describe, key_of
 from tonle.tune.state import Measurement, Stage, TuneDir
 
 CONFIRM_ROUND = 100  # rounds of the confirmation begin here: other prompts than any of the search
+_APART = 10  # the rounds of one confirmation begin so many after those of the one before
 SAFE_ROUND = 200
 _FIRST_SHARE = 0.55  # of the measurements of the search, for its first round
 
@@ -102,14 +103,15 @@ class MeasuredStage:
 
     def confirm(self, tuned: Settings, pairs: int) -> int:
         """Default and tuned afresh, in the order A B B A A B …; how many pairs there are now."""
+        first = _first_round(self._folder, tuned)
         for pair in range(pairs):
             order: list[Settings] = [{}, tuned] if pair % 2 == 0 else [tuned, {}]
-            missing = [each for each in order if self._earlier(each, "confirm", CONFIRM_ROUND + pair) is None]
+            missing = [each for each in order if self._earlier(each, "confirm", first + pair) is None]
             if missing and pair >= 2 and not self._fits(1, len(missing)):
                 self._say("no time is left for another pair")
                 return pair
             for settings in order:
-                self._once(settings, "confirm", CONFIRM_ROUND + pair, f"confirmation, pair {pair + 1} of {pairs}")
+                self._once(settings, "confirm", first + pair, f"confirmation, pair {pair + 1} of {pairs}")
         return pairs
 
     def outcome(self, settings: Settings, stage: Stage = "search", *, before: int | None = None) -> Outcome:
@@ -147,6 +149,31 @@ def measured_outcome(
     """Of all measurements of these settings in this stage; `before`: in the rounds before this one."""
     runs = [run for run in folder.of(settings, stage) if before is None or run.tag.round < before]
     return outcome_of([run.level for run in runs], goal.slo)
+
+
+def confirmed_settings(folder: TuneDir) -> list[Settings]:
+    """Those that were measured afresh beside the default, each once, the last first."""
+    runs = [run for run in folder.measurements if run.tag.stage == "confirm" and run.tag.server]
+    return list({key_of(run.tag.server): run.tag.server for run in reversed(runs)}.values())
+
+
+def confirmation(folder: TuneDir, tuned: Settings) -> tuple[list[Measurement], list[Measurement]]:
+    """The runs of the default, and those of `tuned` beside them."""
+    first = _first_round(folder, tuned)
+    default, own = (
+        [run for run in folder.of(settings, "confirm") if first <= run.tag.round < first + _APART]
+        for settings in ({}, tuned)
+    )
+    return default, own
+
+
+def _first_round(folder: TuneDir, tuned: Settings) -> int:
+    """Of their confirmation. Each has rounds of its own: beside settings that are confirmed a day later the default is measured
+    again, as the machine may have become faster."""
+    if own := folder.of(tuned, "confirm"):
+        return own[0].tag.round // _APART * _APART
+    others = [run.tag.round for settings in confirmed_settings(folder) for run in folder.of(settings, "confirm")]
+    return max(others) // _APART * _APART + _APART if others else CONFIRM_ROUND
 
 
 def measured_settings(folder: TuneDir, *, before: int = CONFIRM_ROUND) -> list[Settings]:

@@ -1,6 +1,6 @@
 """The last stage: a measurement at the load that the simulation calls safe.
 
-Does: measure there, and at a lower load if the SLO does not hold. Does not: search (`safe_load.py`).
+Does: measure there, and at a lower load if it is too much. Does not: search (`safe_load.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tonle.bench import Load
 from tonle.bench.sweep import SweepKind
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, one_line, outcome_of
-from tonle.tune.safe_load import OutcomeAt, SafeLoad
+from tonle.tune.safe_load import OutcomeAt, SafeLoad, is_safe
 from tonle.tune.space import Settings, describe
 from tonle.tune.stage_measured import SAFE_ROUND
 from tonle.tune.state import Measurement, TuneDir
@@ -62,7 +62,7 @@ class SafeLoadCheck:
                     return safe
             outcome = outcome_of([run.level], self._goal.slo)
             self._say(f"  {one_line(outcome, self._goal)}")
-            if outcome.holds:
+            if is_safe(outcome):
                 return msgspec.structs.replace(safe, outcome=outcome, confirmed=True)
             lower = safe.value * STEP_DOWN
             lower = float(math.floor(lower)) if safe.kind == "concurrency" else lower
@@ -81,6 +81,6 @@ def measured_safe_load(load: Load, verdict: Verdict) -> SafeLoad:
     """Without a simulator only the load that was measured can be called safe."""
     outcome = verdict.tuned if verdict.is_better else verdict.default
     kind: SweepKind = "concurrency" if load.kind == "concurrency" else "rate"
-    if not outcome.holds:
+    if not is_safe(outcome):
         return SafeLoad(kind=kind, value=None, outcome=None, source="measured")
     return SafeLoad(kind=kind, value=load.value, outcome=outcome, source="measured", confirmed=True)

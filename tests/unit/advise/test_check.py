@@ -12,6 +12,7 @@ from tonle.advise.check import fleet_of_sizing, run_check, trace_of
 from tonle.advise.choose import all_options, choose, size_by_length, size_together
 from tonle.advise.correct import _most_users, _search
 from tonle.bench import Span
+from tonle.errors import ConfigError
 
 
 def test_a_trace_has_the_lengths_and_the_rate_of_the_workload() -> None:
@@ -110,6 +111,22 @@ def test_the_fewest_replicas_hold_the_slo_and_one_less_does_not() -> None:
     assert advice.check.holds
     below = [check for check in advice.tried if check.replicas == advice.check.replicas - 1]
     assert advice.check.replicas == 1 or [check.holds for check in below] == [False]
+
+
+@pytest.mark.parametrize("slo", ["itl-p99=1s", "ttft-p95=5s"])
+def test_no_fewer_replicas_than_keep_up_with_the_rate(slo: str) -> None:
+    """The requests of a simulation come within a second: those that wait are answered in time."""
+    advice = advise(question("qwen2.5-1.5b", "L4", QUICK, rate=600.0, slo=(slo,)))
+    assert advice.check is not None and advice.check.holds
+    (group,) = advice.groups
+    chosen = next(option for option in advice.options if option.name == advice.chosen)
+    assert chosen.gpu_s_per_request is not None
+    assert 600.0 * chosen.gpu_s_per_request <= group.replicas * chosen.gpus
+
+
+def test_more_replicas_than_are_simulated_are_refused() -> None:
+    with pytest.raises(ConfigError, match="size a part of it"):
+        advise(question("qwen2.5-1.5b", "L4", QUICK, rate=1e7, slo=("itl-p99=1s",)))
 
 
 def test_an_slo_out_of_reach_is_said_and_not_searched_for() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tonle.bench.keeping_up import is_overloaded
 from tonle.bench.measure import Circumstances, ClientUse, Sample, group_failures, report_level, spread
 from tonle.telemetry.percentile import percentile
 
@@ -141,3 +144,18 @@ def test_a_server_that_falls_behind_answers_later_and_later(overload: float) -> 
     assert report_level(samples[:2], Circumstances(label="x")).falling_behind is None
     closed = report_level([answered(index) for index in range(9)], Circumstances(label="x"))
     assert closed.falling_behind is None and closed.offered_per_s is None
+
+
+@pytest.mark.parametrize(("overload", "is_too_much"), [(1.0, False), (1.5, True)])
+def test_answers_of_many_lengths_are_no_overload_by_chance(overload: float, is_too_much: bool) -> None:
+    """50 requests per second for 8 s, answers of up to 4 s: by chance a slope is up to 0.1."""
+    rng = random.Random(1)
+    found = []
+    for _ in range(20):
+        samples = []
+        for index in range(400):
+            due_s = index / 50
+            last_s = due_s * overload + rng.uniform(0, 4)
+            samples.append(answered(index, due_s, due_s=due_s, last_s=last_s, end_s=last_s))
+        found.append(is_overloaded(samples))
+    assert found.count(is_too_much) >= 19

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from tonle.engine.schedule.step_facts import StepWork
 from tonle.engine.step_log import LoggedStep
 from tonle.errors import ConfigError
 from tonle.simulate.fit_times import TimedStep, fit_times, timed_steps
-from tonle.simulate.fitted_times import Curve, FittedTimes
+from tonle.simulate.fitted_times import Curve, FittedTimes, scatter_kind
 from tonle.simulate.median_fit import median_fit, non_negative_least_squares
 
 MS = 1e-3
@@ -120,11 +121,45 @@ def test_each_kind_of_step_scatters_as_it_was_measured() -> None:
         seconds = truth(work) + (3 * MS if rng.random() < 0.25 else 0.0)
         steps.append(TimedStep(work, float(place), seconds, 1e-4))
     times = fit_times(steps, lag=0, sizes={})
-    assert set(times.kind_ratios) == {0, 1, 32}, "one step alone has no scatter of its own"
+    assert set(times.kind_ratios) == {0, 1, 32, scatter_kind(prompts)}, "one step alone has no scatter of its own"
     for work in (one, many, prompts):
         assert times.jitter(work, 0.9) == pytest.approx(1 + 3 * MS / truth(work), rel=0.02)
         assert times.mean_s(work) == pytest.approx(truth(work) + 0.75 * MS, rel=0.02)
     assert times.jitter(StepWork(9, 0, 0, 9, 0, 9), 0.9) in times.ratios
+
+
+def with_prompts(num_alone: int, num_beside: int) -> list[TimedStep]:
+    """Prompts alone take what is expected; each fourth one beside rows takes half as long again."""
+    steps = []
+    for place in range(num_alone + num_beside):
+        is_alone = place < num_alone
+        tokens = 32 + 32 * (place % 8)
+        work = StepWork(0, 1, tokens, 0, 0, 1) if is_alone else StepWork(4, 1, tokens, 0, 0, 5)
+        steps.append(
+            TimedStep(work, float(place), truth(work) * (1.5 if not is_alone and place % 4 == 0 else 1.0), 1e-4)
+        )
+    return steps
+
+
+def test_prompts_alone_do_not_scatter_as_those_beside_rows() -> None:
+    """One user's prompts are alone: the slowest twentieth of its first tokens would come too late."""
+    steps = with_prompts(60, 400)
+    times = fit_times(steps, lag=0, sizes={})
+    alone, beside = StepWork(0, 1, 96, 0, 0, 1), StepWork(4, 1, 96, 0, 0, 5)
+    assert times.jitter(alone, 0.95) < 1.05
+    assert times.jitter(beside, 0.95) == pytest.approx(1.5, abs=0.05)
+    for own in (steps[:60], steps[60:]):
+        measured = sum(step.device_s or 0.0 for step in own)
+        assert sum(times.mean_s(step.work) for step in own) == pytest.approx(measured, rel=0.01)
+
+
+def test_too_few_prompts_alone_scatter_as_all_steps_with_prompts() -> None:
+    """So do all in older profiles, which tell no two kinds apart."""
+    times = fit_times(with_prompts(20, 400), lag=0, sizes={})
+    alone, beside = StepWork(0, 1, 96, 0, 0, 1), StepWork(4, 1, 96, 0, 0, 5)
+    assert times.jitter(alone, 0.95) in times.kind_ratios[0]
+    older = msgspec.structs.replace(times, kind_ratios={0: [1.25], 1: [1.0]}, ratios=[2.0])
+    assert older.jitter(alone, 0.5) == older.jitter(beside, 0.5) == 1.25
 
 
 def test_too_few_steps_are_an_error_that_says_so() -> None:

@@ -75,6 +75,31 @@ def test_the_fewest_replicas_are_found() -> None:
     assert {each.level.requests for _, each in found.levels} == {300}
 
 
+def test_replicas_that_are_too_slow_for_the_rate_do_not_hold_an_slo_that_lets_requests_wait(saved: str) -> None:
+    one = simulate_level(options(rates=(60.0,), requests=300), ONE).level
+    assert one.requests_per_s < 30.0
+    for slo in ("itl-p99=10s", "ttft-p95=60s"):
+        found = find_replicas(
+            options(rates=(60.0,), requests=300, slo=Slo.parse([slo])), ONE, most=64, watch=lambda _: None
+        )
+        assert found.count is not None and found.count * one.requests_per_s >= 0.8 * 60.0, slo
+        assert all(each.level.slo[0].holds for _, each in found.levels)
+    arguments = [
+        "simulate",
+        "--profile",
+        saved,
+        "--rate",
+        "60",
+        "--requests",
+        "300",
+        "--itl-p99",
+        "10s",
+        "--find-replicas",
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert "1 replica: ITL p99" in done.output and "come faster than they are answered" in done.output, done.output
+
+
 def test_replicas_that_refuse_requests_do_not_hold_an_slo_that_counts_answers_alone() -> None:
     """ITL and TPOT are of answered requests: the few that get in are fast."""
     chosen = options(rates=(60.0,), requests=300, slo=Slo.parse(["itl-p99=10s"]))
@@ -97,6 +122,14 @@ def test_an_autoscaled_fleet_has_no_number_of_replicas_to_find(tmp_path: Path, s
     arguments = ["simulate", "--fleet", str(file), "--rate", "30", "--find-replicas", "--ttft-p95", "900ms"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2 and "leave autoscaling out" in done.output.replace("\n", " "), done.output
+
+
+def test_replicas_may_have_any_name(tmp_path: Path, saved: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    names = ["qwen:7b", "[/b] large", "<b>ធំ</b>"]
+    file.write_text("replicas:\n" + "".join(f"- {{profile: {saved}, name: '{name}'}}\n" for name in names))
+    done = CliRunner().invoke(app, ["simulate", "--fleet", str(file), "--rate", "2", "--requests", "6"])
+    assert done.exit_code == 0 and all(name in done.output for name in names), done.output
 
 
 def test_after_a_sweep_the_replicas_are_of_the_load_that_was_found(saved: str) -> None:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, folder_at, level
-from tonle.bench import BenchOptions, Load
+from tonle.bench import BenchOptions, Load, Sample
+from tonle.bench.measure import Circumstances, report_level
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import Slo
 from tonle.errors import ConfigError
@@ -41,9 +42,10 @@ from tonle.tune.space import (
     variants,
     without_effect,
 )
-from tonle.tune.stage_safe import SafeLoadCheck
+from tonle.tune.stage_safe import SafeLoadCheck, measured_safe_load
 from tonle.tune.stage_simulated import search_simulated, shortlist
 from tonle.tune.state import Trial
+from tonle.tune.verdict import Verdict
 
 
 def outcome(settings: Settings, slo: Slo = SLO, **options: float) -> Outcome:
@@ -330,12 +332,14 @@ def test_corrected_times_are_longer_by_the_factor() -> None:
     times = FittedTimes(
         lag=0, front_s=0.01, back_s=0.002, decode=Curve([1, 8], [0.01, 0.02]), mixed=Curve([1, 512], [0.01, 0.3]),
         draw=Curve([0, 8], [0.0, 0.001]), chunk_s=0.001, decode_read_s=1e-6, prompt_read_s=1e-8, host_step_s=0.001,
-        host_row_s=1e-4, host_token_s=1e-6, few_rows_read_s=Curve([1, 8], [1e-5, 0.0]),
+        host_row_s=1e-4, host_token_s=1e-6, few_rows_read_s=Curve([1, 8], [1e-5, 0.0]), wake_s=1e-3, launch_large_s=2e-3,
     )  # fmt: skip
     slower = corrected(times, Correction(step=2.0, front_s=-0.02))
     for work in (StepWork(4, 0, 0, 400, 0, 4), StepWork(2, 1, 200, 100, 20_000, 3)):
         assert slower.device_s(work) == pytest.approx(2 * times.device_s(work))
         assert slower.host_s(work) == pytest.approx(2 * times.host_s(work))
+        assert slower.launching_s(work) == 2 * times.launching_s(work)
+    assert slower.wake_s == 2 * times.wake_s
     assert slower.front_s == 0.0 and slower.back_s == times.back_s
     assert times.decode.seconds == [0.01, 0.02]
 
@@ -359,6 +363,44 @@ def test_a_rate_is_found_within_its_resolution() -> None:
     good, bad = outcome({"max_num_seqs": 12, "max_num_batched_tokens": 128}), outcome({})
     safe = find_safe_load("rate", Goal(SLO), lambda rate: good if rate <= 0.37 else bad)
     assert safe.value == pytest.approx(0.37, rel=0.06) and safe.value <= 0.37
+
+
+def open_loop(rate: float, *, capacity: float, requests: int = 200) -> Outcome:
+    """Gaps between tokens are the same at any load; what comes faster than `capacity` per second waits longer and longer."""
+    slo, samples = Slo.parse(["itl-p99=100ms"]), []
+    for index in range(requests):
+        due_s = index / rate
+        first_s = max(due_s, index / capacity) + 0.1
+        samples.append(
+            Sample(
+                index=index, start_s=due_s, end_s=first_s + 0.05, due_s=due_s, arrivals_s=[first_s, first_s + 0.05],
+                last_s=first_s + 0.05, prompt_tokens=10, output_tokens=2,
+            )
+        )  # fmt: skip
+    made = report_level(samples, Circumstances(label=f"rate {rate:g}", rate=rate, slo=slo), keep_rows=True)
+    return outcome_of([made], slo)
+
+
+def test_a_rate_that_is_not_kept_up_with_is_not_safe() -> None:
+    """No request of an SLO on gaps alone is ever too late."""
+    goal = Goal(Slo.parse(["itl-p99=100ms"]))
+    assert open_loop(4096.0, capacity=8.0).holds
+    safe = find_safe_load("rate", goal, lambda rate: open_loop(rate, capacity=8.0))
+    assert safe.value == pytest.approx(8.0, rel=0.12)
+    for rate, expected in ((4.0, 4.0), (20.0, None)):
+        both = open_loop(rate, capacity=8.0)
+        verdict = Verdict(is_better=False, reason="", sentence="", default=both, tuned=both, changes=[], method="")
+        assert measured_safe_load(Load("rate", rate), verdict).value == expected
+
+
+def test_users_that_may_wait_for_any_time_are_not_without_end() -> None:
+    plain = outcome({}, Slo.parse(["itl-p99=10s"]))
+
+    def at(users: float) -> Outcome:
+        return msgspec.structs.replace(plain, output_tokens_per_s=min(users, 48) * 10.0)
+
+    assert find_safe_load("concurrency", Goal(Slo.parse(["itl-p99=10s"])), at).value == 64
+    assert find_safe_load("concurrency", Goal(Slo.parse(["itl-p99=10s", "ttft-p95=9s"])), at).value == 4096
 
 
 def test_without_an_slo_it_is_where_throughput_ends_to_rise() -> None:
@@ -402,7 +444,7 @@ def test_a_load_that_a_measurement_misses_is_lowered_with_what_is_simulated_ther
     check = SafeLoadCheck(folder, measure, Goal(SLO), lambda text: None, load=load, requests=32)
     found = check.confirm(settings, safe, lambda users: outcome(settings, users=int(users)), fits=lambda run_s: True)
     assert safe.value is not None and found.value is not None and found.value < safe.value
-    assert found.stepped_down and not found.confirmed and "missed the SLO" in how_known(found)
+    assert found.stepped_down and not found.confirmed and "was too much" in how_known(found)
     assert found.outcome == outcome(settings, users=int(found.value))
 
 

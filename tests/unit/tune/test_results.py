@@ -96,6 +96,13 @@ def test_the_limits_load_as_a_gateway_reads_them(result: TuneResult, tmp_path: P
     assert (config.max_queued, config.max_queued_tokens) == (result.limits.max_queued, result.limits.max_queued_tokens)
 
 
+def test_limits_of_other_settings_are_not_left_there(result: TuneResult, tmp_path: Path) -> None:
+    """A tuning that goes on and is stopped has found no safe load of what is now the best."""
+    write_results(result, tmp_path, {})
+    write_results(msgspec.structs.replace(result, safe=None, limits=None, interrupted=True), tmp_path, {})
+    assert (tmp_path / "best.yaml").exists() and not (tmp_path / "gateway.yaml").exists()
+
+
 def test_a_result_is_read_back_and_told_in_words(result: TuneResult, tmp_path: Path) -> None:
     write_results(result, tmp_path, {})
     again = msgspec.json.decode((tmp_path / "result.json").read_bytes(), type=TuneResult)
@@ -225,6 +232,10 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"budget_s": 20}, "too short for anything"),
         ({"command": "vllm serve x"}, "--command is for other servers"),
         ({"server": "vllm"}, '--server vllm needs --command "vllm serve MODEL'),
+        (
+            {"server": "vllm", "command": 'vllm serve "model'},
+            "--command cannot be read as a command line: No closing quotation",
+        ),
         ({"server": "vllm", "command": "vllm serve x", "model": "x"}, "part of --command"),
         ({"server": "vllm", "command": "vllm serve x", "profile": "p"}, "--profile is for Tonle's own server"),
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),

@@ -6,18 +6,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, level
-from tonle.bench import BenchOptions
+from tonle.bench import BenchOptions, Load
 from tonle.bench.slo import Slo
 from tonle.tune.budget import Budget
+from tonle.tune.correction import Correction
 from tonle.tune.measurer import NotMeasured
-from tonle.tune.objective import Goal, outcome_of
+from tonle.tune.objective import Goal, Outcome, outcome_of
 from tonle.tune.run import Task, Tuner
-from tonle.tune.space import Choice, DeviceFacts, choices, key_of
-from tonle.tune.state import TuneDir
+from tonle.tune.space import Choice, DeviceFacts, Settings, choices, key_of
+from tonle.tune.state import Measurement, Stage, TuneDir
 
 VALUES = {
     "max_num_seqs": (4, 8, 12, 16), "max_num_batched_tokens": (64, 128, 256), "long_prefill_token_threshold": (),
@@ -156,6 +158,75 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_same_command_goes_on(tmp_path: Pat
     assert not second.interrupted and second.verdict is not None
     assert not set(later.calls) & set(measure.calls)  # nothing was measured twice
     assert any("simulated by an earlier run" in text for text in said)
+
+
+@pytest.mark.parametrize("stop_after", [3, 5, 8])
+def test_ctrl_c_keeps_the_default_where_it_was_measured_to_be_the_best(tmp_path: Path, stop_after: int) -> None:
+    """After 3 measurements in the search, later in the confirmation, which compares it with the best of the others."""
+    knobs = [Choice("max_num_batched_tokens", (1024, 2048), simulated=True)]  # slower in this formula
+    goal = Goal(Slo(), "throughput")
+    made, measure, _ = tuner(folder_at(tmp_path / "out"), goal=goal, knobs=knobs, stop_after=stop_after)
+    made.run()
+    assert made.interrupted and made.best == {}
+    assert (measure.calls[-1][1] == "confirm") == (stop_after > 3)
+    assert (made.verdict is not None) == (stop_after == 8), "two pairs are a confirmation"
+
+
+def test_what_was_confirmed_is_kept_when_the_tuning_that_goes_on_is_stopped(tmp_path: Path) -> None:
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2)
+    first.run()
+    assert first.verdict is not None and first.verdict.is_better
+    second, measure, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, budget_s=3000, stop_after=1)
+    second.run()
+    assert second.interrupted and [stage for _, stage, _ in measure.calls] == ["search"]
+    assert second.verdict is not None and second.verdict.sentence == first.verdict.sentence
+    assert second.best == first.best
+
+
+def test_other_settings_are_confirmed_beside_a_default_of_their_own(tmp_path: Path) -> None:
+    """The machine may have become faster since the earlier confirmation."""
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2)
+    first.run()
+    second, measure, _ = tuner(folder_at(tmp_path / "out"), slow=0.7, budget_s=3000, broken=(key_of(first.best),))
+    second.run()
+    confirm = [(key, number) for key, stage, number in measure.calls if stage == "confirm"]
+    assert second.tuned is not None and second.tuned != first.tuned and second.verdict is not None
+    assert [key for key, _ in confirm[:4]] == ["", key_of(second.tuned), key_of(second.tuned), ""]
+    assert second.verdict.default.runs == second.verdict.tuned.runs == len(confirm) / 2
+
+
+def test_settings_that_do_not_start_for_the_confirmation_are_not_recommended(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "out")
+    made, measure, _ = tuner(folder, slow=1.2)
+    sound = measure.measure
+
+    def measure_until_the_confirmation(settings: Settings, stage: Stage, number: int, **options: Any) -> Measurement:
+        measure.broken = (key_of(settings),) if settings and stage == "confirm" else ()
+        return sound(settings, stage, number, **options)
+
+    measure.measure = measure_until_the_confirmation  # type: ignore[method-assign,assignment]
+    made.run()
+    assert made.verdict is None and made.tuned and key_of(made.tuned) in folder.state.failed
+    assert made.best == {}
+
+
+def test_a_tuning_stopped_while_it_simulates_again_does_so_when_it_goes_on(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "out")
+    made, _, said = tuner(folder, slow=1.2)
+    outcome = made._predict.outcome  # type: ignore[union-attr]
+
+    def stopped(settings: Settings, correction: Correction, load: Load | None = None) -> Outcome:
+        if any("step times corrected" in text for text in said):
+            raise KeyboardInterrupt
+        return outcome(settings, correction, load)
+
+    made._predict.outcome = stopped  # type: ignore[union-attr,method-assign]
+    made.run()
+    assert made.interrupted and folder.state.correction is not None and not folder.state.reranked
+    again = folder_at(tmp_path / "out")
+    second, _, _ = tuner(again, slow=1.2)
+    second.run()
+    assert again.state.correction == folder.state.correction and again.state.reranked
 
 
 def test_ctrl_c_before_any_measurement_says_what_the_simulation_says(tmp_path: Path) -> None:
