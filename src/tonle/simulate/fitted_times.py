@@ -102,9 +102,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     wake_s: float = 0.0  # of the host, in addition: for the first step after it had nothing to do
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected, of equal shares of the expected time of all steps, ascending
-    kind_ratios: dict[
-        int, list[float]
-    ] = {}  # the same by `scatter_kind` and `WITH_PROMPTS`, if there were enough steps
+    # The same by `scatter_kind` and `WITH_PROMPTS`, where there were enough steps.
+    kind_ratios: dict[int, list[float]] = {}
 
     def device_s(self, work: StepWork) -> float:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = work

@@ -66,10 +66,8 @@ def masks() -> Iterator[None]:
 
         return called
 
-    for name, mask_at in {
-        "create_masked_load": 1,
-        "create_masked_store": 2,
-    }.items():  # (ptrs, mask, …), (ptrs, values, mask, …)
+    mask_places = {"create_masked_load": 1, "create_masked_store": 2}  # (ptrs, mask, …), (ptrs, values, mask, …)
+    for name, mask_at in mask_places.items():
         setattr(builder, name, with_bools(originals[name], mask_at))
     yield
     for name, original in originals.items():
