@@ -141,9 +141,11 @@ class Speculator:
             return None
         elif own.guesses:
             own.learn(tokens)
+        if not own.catch_up(tokens):
+            return None  # not a look in vain: there was nothing to find yet
         if self._has_many:
             own.wait(len(tokens))
-        return own if own.catch_up(tokens) else None
+        return own
 
     def _find(self, sequence: Sequence, own: OwnText) -> Match | None:
         """The longest: of its own text, or of its tenant's answers."""

@@ -212,6 +212,20 @@ def test_few_guesses_are_made_until_looking_is_known_to_pay() -> None:
     assert 0 < sum(map(len, found)) <= 4
 
 
+def test_a_long_prompt_that_is_taken_in_step_by_step_is_not_looked_at_in_vain() -> None:
+    """With many sequences looks in vain make the next ones rarer: 16 steps would be 31, and each later look one of four."""
+    rng, speculator = random.Random(5), Speculator(32, 512)
+    prompt = [rng.randrange(50_000) for _ in range(16_384)]
+    made = sequence(prompt, num_prompt=len(prompt))
+    for number in range(16):
+        made.tokens.append(prompt[number])
+        assert speculator.begin_step(step(16))
+        assert not speculator.propose(made, 8)
+    made.tokens.append(prompt[16])
+    assert speculator.begin_step(step(16))
+    assert speculator.propose(made, 8)[:1] == prompt[17:18]
+
+
 def test_tokens_that_a_grammar_forced_say_nothing_of_guesses() -> None:
     speculator = Speculator(32, 512)
     plan = step(16)
