@@ -207,6 +207,7 @@ class DraftModel:
         self._without_s = 0.0 if plan.drafts else self._without_s + seconds
         if not plan.prompts:
             self._cost.learn(plan, seconds - self._spent_s)
+        self._spent_s = 0.0  # a step that is full does not ask
 
     def ended(self, sequence: Sequence) -> None:
         sequence.own_text = None

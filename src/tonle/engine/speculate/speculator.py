@@ -18,7 +18,7 @@ from tonle.engine.speculate.text_index import Match, TextIndex
 if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
 
-_MAX_OWN = 16_384  # tokens of a request that are looked through: its last
+_MAX_OWN = 16_384  # tokens of a request that are looked through: its last, up to twice as many
 _MOST_AT_ONCE = 1024  # of them that are taken in for one step: a long prompt is followed step by step
 _MIN_ANSWER = 8  # tokens of an answer that is kept for later requests
 FEW_ROWS = 7  # with more than so many sequences in a step, what it takes to look for all of them counts:
@@ -63,7 +63,9 @@ class OwnText:
                 break
 
     def catch_up(self, tokens: list[int]) -> bool:
-        """Whether all tokens are in the index now."""
+        """Whether all tokens are in the index now. When they are twice what there may be, the index is made anew."""
+        if len(self.index) >= 2 * _MAX_OWN:
+            self.index, self.num_passed = TextIndex(), len(tokens) - _MAX_OWN
         if (have := self.num_passed + len(self.index)) < len(tokens):
             self.index.extend(tokens[have : have + _MOST_AT_ONCE])
         return have + _MOST_AT_ONCE >= len(tokens)
@@ -139,9 +141,11 @@ class Speculator:
             return None
         elif own.guesses:
             own.learn(tokens)
+        if not own.catch_up(tokens):
+            return None  # not a look in vain: there was nothing to find yet
         if self._has_many:
             own.wait(len(tokens))
-        return own if own.catch_up(tokens) else None
+        return own
 
     def _find(self, sequence: Sequence, own: OwnText) -> Match | None:
         """The longest: of its own text, or of its tenant's answers."""

@@ -13,13 +13,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from tonle.models.cpu.dots import nan_of
 from tonle.models.cpu.products import OPTIONS, compiled, f32
-from tonle.models.cpu.vector import F32, I8, I64, LANES, VF, VI, Code, each, larger, reduce_lanes
+from tonle.models.cpu.rounding import SMALLEST, largest_of, per_unit, rounded
+from tonle.models.cpu.vector import F32, I8, I64, LANES, VF, VI, Code
 from tonle.models.inputs import KVCache
 
 TOP = 127  # the largest number
-_SMALL = 1e-30  # what is smaller has no inverse
 
 
 class Cache(NamedTuple):
@@ -80,14 +79,8 @@ def _block_rows(cache: Any, scales: Any, unpacked: Any, block: Any, first: Any, 
             for i in range(count):
                 scale = scales[block, h, i]
                 if dim % LANES == 0:
-                    unpack_vectors(
-                        cache,
-                        ((block * size + i) * num_kv + h) * dim,
-                        dim // LANES,
-                        scale,
-                        unpacked,
-                        (h * size + i) * dim,
-                    )
+                    place = ((block * size + i) * num_kv + h) * dim
+                    unpack_vectors(cache, place, dim // LANES, scale, unpacked, (h * size + i) * dim)
                 else:
                     for k in range(dim):
                         unpacked[(h * size + i) * dim + k] = f32(cache[block, i, h, k]) * scale
@@ -105,7 +98,7 @@ def round_numbers(head: Any, out: Any) -> Any:
         square += head[i] * head[i]
     if square != square:  # integers cannot say that a number is none
         largest = square
-    inverse = f32(TOP) / largest if largest >= f32(_SMALL) else f32(0)
+    inverse = f32(TOP) / largest if largest >= f32(SMALLEST) else f32(0)
     for i in range(head.shape[0]):
         out[i] = np.int8(np.rint(head[i] * inverse))
     return largest * f32(1 / TOP)
@@ -118,24 +111,12 @@ def round_vectors(typingctx: Any, values: Any, v: Any, count: Any, numbers: Any,
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
         source, target, scale = (code.pointer(place) for place in (0, 3, 5))
-        most, square = code.sums(2)
-        code.clear([most, square])
-
-        def find(i: Any) -> None:
-            value = code.load(source, code.times(i, LANES), VF)
-            b.store(larger(code, b.load(most, typ=VF), each(code, "fabs", value)), most)
-            b.store(code.fma(value, value, b.load(square, typ=VF)), square)
-
-        code.loop(code.number(2), find)
-        largest = reduce_lanes(code, b.load(most, typ=VF), lambda one, other: larger(code, one, other))
-        largest = nan_of(code, reduce_lanes(code, b.load(square, typ=VF), b.fadd), largest)
-        zero = b.fcmp_ordered("<", largest, ir.Constant(F32, _SMALL))
-        inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, float(TOP)), largest))
-        spread = code.spread(inverse)
+        largest = largest_of(code, source, code.number(2))
+        factor = per_unit(code, largest, TOP)
 
         def put(i: Any) -> None:
             at = code.times(i, LANES)
-            number = b.fptosi(each(code, "rint", b.fmul(code.load(source, at, VF), spread)), VI)
+            number = rounded(code, code.load(source, at, VF), factor)
             code.store(b.trunc(number, ir.VectorType(I8, LANES)), target, at)
 
         code.loop(code.number(2), put)

@@ -21,8 +21,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tonle.models.cpu.cpu_attention import LOWEST
-from tonle.models.cpu.dots import BYTES, HAS_DOTS, SIGN, TOP_TWO, dot, four_bytes, nan_of
-from tonle.models.cpu.vector import F32, I8, I32, I64, LANES, VF, VI, Code, each, larger, reduce_lanes
+from tonle.models.cpu.dots import BYTES, HAS_DOTS, SIGN, TOP_TWO, dot, four_bytes
+from tonle.models.cpu.rounding import largest_of, per_unit, rounded
+from tonle.models.cpu.vector import F32, I8, I32, I64, LANES, VF, VI, Code, reduce_lanes
 
 TILE = 16  # positions: a lane each
 PART = BYTES  # numbers of a head whose scores are added at once: a vector of bytes for each position
@@ -56,27 +57,13 @@ def split_query(typingctx: Any, q: Any, at: Any, digits: Any, to: Any, dim: Any)
         highs = _bytes_at(code, target, _int(0))
         lows = b.gep(highs, [size])
         parts = b.sdiv(size, _int(LANES))
-        (most,) = code.sums(1)
-        code.clear([most])
+        largest = largest_of(code, source, parts)
+        factor = per_unit(code, largest, TOP_TWO)
         total = cgutils.alloca_once_value(b, _every(0))
-        (square,) = code.sums(1)
-        code.clear([square])
-
-        def find(i: Any) -> None:
-            value = code.load(source, code.times(i, LANES), VF)
-            b.store(larger(code, b.load(most, typ=VF), each(code, "fabs", value)), most)
-            b.store(code.fma(value, value, b.load(square, typ=VF)), square)
-
-        code.loop(parts, find)
-        largest = reduce_lanes(code, b.load(most, typ=VF), lambda one, other: larger(code, one, other))
-        largest = nan_of(code, reduce_lanes(code, b.load(square, typ=VF), b.fadd), largest)
-        zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
-        inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, float(TOP_TWO)), largest))
-        spread = code.spread(inverse)
 
         def put(i: Any) -> None:
             place = code.times(i, LANES)
-            number = b.fptosi(each(code, "rint", b.fmul(code.load(source, place, VF), spread)), VI)
+            number = rounded(code, code.load(source, place, VF), factor)
             below = b.trunc(number, _SMALL)  # -128..127
             code.store(below, lows, place)
             code.store(b.trunc(b.ashr(b.sub(number, b.sext(below, VI)), _every(8)), _SMALL), highs, place)
@@ -94,7 +81,6 @@ def split_query(typingctx: Any, q: Any, at: Any, digits: Any, to: Any, dim: Any)
 
 def _interleaved(code: Code, vectors: list[Any], units: int, apart: int) -> list[Any]:
     """Of vectors i and i + apart, in every 128 bits: the lower halves in turns, `units` lanes at a time, and the upper halves."""
-    found = list(vectors)
     masks = []
     for half in (0, 1):
         mask = []
@@ -102,25 +88,26 @@ def _interleaved(code: Code, vectors: list[Any], units: int, apart: int) -> list
             for unit in range(2 // units):
                 lane = quarter + 2 * half + unit * units
                 mask += [*range(lane, lane + units), *range(LANES + lane, LANES + lane + units)]
-        masks.append(ir.Constant(ir.VectorType(I32, LANES), mask))
-    for i in range(len(vectors)):
-        if i & apart == 0:
-            pair = vectors[i], vectors[i + apart]
-            found[i], found[i + apart] = (code.b.shuffle_vector(*pair, mask) for mask in masks)
-    return found
+        masks.append(mask)
+    return _in_pairs(code, vectors, apart, masks)
 
 
 def _quarters(code: Code, vectors: list[Any], apart: int) -> list[Any]:
     """Of vectors i and i + apart: the even quarters of both, and the odd ones."""
-    found = list(vectors)
     masks = []
     for first in (0, 4):
         lanes = [lane for quarter in (first, first + 8) for lane in range(quarter, quarter + 4)]
-        masks.append(ir.Constant(ir.VectorType(I32, LANES), [*lanes, *(LANES + lane for lane in lanes)]))
+        masks.append([*lanes, *(LANES + lane for lane in lanes)])
+    return _in_pairs(code, vectors, apart, masks)
+
+
+def _in_pairs(code: Code, vectors: list[Any], apart: int, masks: list[list[int]]) -> list[Any]:
+    """In place of vectors i and i + apart: what each of two masks takes of their lanes."""
+    found = list(vectors)
     for i in range(len(vectors)):
         if i & apart == 0:
-            pair = vectors[i], vectors[i + apart]
-            found[i], found[i + apart] = (code.b.shuffle_vector(*pair, mask) for mask in masks)
+            for to, mask in zip((i, i + apart), masks, strict=True):
+                found[to] = code.b.shuffle_vector(vectors[i], vectors[i + apart], ir.Constant(VI, mask))
     return found
 
 
@@ -201,14 +188,11 @@ def _dots_of(code: Code, quads: list[Any], high: Any, dim: Any, start: Any) -> A
     """start + the dot products of turned keys with a query's digits, the low ones of which lie dim bytes after the high ones."""
     b = code.b
     low = b.gep(high, [dim])
-    sums = {
-        "high": [_every(0)] * 2,
-        "low": [start, _every(0)],
-    }  # two chains each: a product need not wait for the one before
+    highs, lows = [_every(0)] * 2, [start, _every(0)]  # two chains each: a product need not wait for the one before
     for i, quad in enumerate(quads):
-        for name, digits in (("high", high), ("low", low)):
-            sums[name][i % 2] = dot(code, sums[name][i % 2], quad, four_bytes(code, digits, _int(4 * i)))
-    return b.add(b.shl(b.add(*sums["high"]), _every(8)), b.add(*sums["low"]))
+        for sums, digits in ((highs, high), (lows, low)):
+            sums[i % 2] = dot(code, sums[i % 2], quad, four_bytes(code, digits, _int(4 * i)))
+    return b.add(b.shl(b.add(*highs), _every(8)), b.add(*lows))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

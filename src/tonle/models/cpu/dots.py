@@ -21,6 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tonle.models.cpu.rounding import nan_of, per_unit, rounded
 from tonle.models.cpu.vector import (
     CHUNK,
     F32,
@@ -301,7 +302,8 @@ def split_group(
         floats = [code.load(source, _int(first), VF) for first in _FIRSTS]
         largest = _largest(code, [each(code, "fabs", value) for value in floats])
         largest = nan_of(code, _square(code, floats), largest)
-        numbers = _rounded(code, floats, largest, float(TOP_TWO))
+        factor = per_unit(code, largest, TOP_TWO)
+        numbers = [rounded(code, value, factor) for value in floats]
         for first, number in zip(_FIRSTS, numbers, strict=True):
             below = b.trunc(number, _SMALL)  # -128..127
             rest = b.ashr(b.sub(number, b.sext(below, VI)), _every(8))
@@ -344,7 +346,8 @@ def round_group(
             b.store(value, outliers)
             b.store(value, apart)
             b.store(_largest(code, [each(code, "fabs", b.load(place, typ=VF)) for place in kept]), largest)
-        numbers = _rounded(code, [b.load(place, typ=VF) for place in kept], b.load(largest, typ=F32), float(TOP_ONE))
+        factor = per_unit(code, b.load(largest, typ=F32), TOP_ONE)
+        numbers = [rounded(code, b.load(place, typ=VF), factor) for place in kept]
         for first, number in zip(_FIRSTS, numbers, strict=True):
             code.store(b.trunc(number, _SMALL), target, _int(first))
         unit = b.fmul(b.load(largest, typ=F32), ir.Constant(F32, 1.0 / TOP_ONE))
@@ -372,25 +375,12 @@ def _first_of(code: Code, sizes: list[Any], size: Any) -> Any:
     return b.cttz(mask, ir.Constant(ir.IntType(1), 1))
 
 
-def nan_of(code: Code, total: Any, otherwise: Any) -> Any:
-    """NaN if `total`, to which all numbers have been added, is one: integers cannot say so, and comparisons pass it over."""
-    return code.b.select(code.b.fcmp_unordered("uno", total, total), ir.Constant(F32, float("nan")), otherwise)
-
-
 def _square(code: Code, floats: list[Any]) -> Any:
     """The sum of all squares."""
     square = code.b.fmul(floats[0], floats[0])
     for value in floats[1:]:
         square = code.fma(value, value, square)
     return reduce_lanes(code, square, code.b.fadd)
-
-
-def _rounded(code: Code, floats: list[Any], largest: Any, top: float) -> list[Any]:
-    """As integers, of which `top` stands for the largest."""
-    b = code.b
-    zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
-    inverse = code.spread(b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, top), largest)))
-    return [b.fptosi(each(code, "rint", b.fmul(value, inverse)), VI) for value in floats]
 
 
 def _sum(code: Code, numbers: list[Any]) -> Any:

@@ -133,20 +133,8 @@ def _set_group(x: Any, m: Any, g: Any, values: Any, at: Any) -> Any:
 
         def round_all(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
             to, place = m * x.numbers.shape[1] + g * GROUP, m * x.scale.shape[1] + g
-            round_group(
-                values,
-                at,
-                x.numbers,
-                to,
-                x.scale,
-                place,
-                x.sums,
-                place,
-                x.outlier,
-                place,
-                x.which,
-                g * x.which.shape[1] + m,
-            )
+            round_group(values, at, x.numbers, to, x.scale, place, x.sums, place, x.outlier, place, x.which,
+                        g * x.which.shape[1] + m)  # fmt: skip
 
         return round_all
 

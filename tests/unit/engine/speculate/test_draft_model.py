@@ -107,6 +107,20 @@ def test_it_does_not_where_its_own_passes_take_longer_than_they_bring(clock: Clo
     assert served.run(100) < 20
 
 
+def test_what_guessing_took_is_taken_off_the_time_of_its_own_step_alone(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step after it is full, and its drafter is not asked."""
+    served, learnt = Served(clock), []
+    monkeypatch.setattr(served.drafter._cost, "learn", lambda plan, seconds: learnt.append(seconds))
+    served.sequence.tokens.append(GUESS)
+    assert served.drafter.begin_step(step(1))
+    assert served.drafter.propose_all([(served.sequence, 4)]) != [[]]
+    served.drafter.step_ended(step(1, 1), 0.020, 0)
+    served.drafter.step_ended(step(1), 0.010, 0)
+    assert learnt == [pytest.approx(0.020 - clock.now), 0.010]
+
+
 def test_passes_of_one_step_that_were_held_up_do_not_end_it(clock: Clock) -> None:
     served = Served(clock)
     served.run(50)

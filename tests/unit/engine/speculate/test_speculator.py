@@ -105,6 +105,20 @@ def test_the_store_takes_no_more_memory_than_is_said(tenants: int, length: int) 
     assert len(store) > 250_000 and taken < 50e6
 
 
+def test_the_index_of_a_long_answer_is_bounded_and_goes_on_to_guess() -> None:
+    """A text that repeats after 50 tokens is guessed right at each look, but for those that make the index anew."""
+    speculator, made = taught(0.01, 0.0005, 0.0001), sequence([1])
+    largest = num_wrong = 0
+    for number in range(100_000):
+        made.tokens.append(100 + number % 50)
+        if number % 10 == 0:
+            found = guesses_of(speculator, made)
+            num_wrong += found[:1] != [100 + (number + 1) % 50]
+            largest = max(largest, len(made.own_text.index))
+    assert largest <= 32_768 + 10
+    assert num_wrong < 200
+
+
 @pytest.mark.parametrize(
     ("row_s", "guess_s", "rows", "pays"),
     [(0.0005, 0.0005, 1, True), (0.003, 0.003, 1, True), (0.003, 0.003, 32, False), (0.003, 0.0005, 32, True),
@@ -196,6 +210,20 @@ def test_few_guesses_are_made_until_looking_is_known_to_pay() -> None:
     assert speculator.begin_step(step(16))
     found = speculator.propose_all([(each, 32) for each in made])
     assert 0 < sum(map(len, found)) <= 4
+
+
+def test_a_long_prompt_that_is_taken_in_step_by_step_is_not_looked_at_in_vain() -> None:
+    """With many sequences looks in vain make the next ones rarer: 16 steps would be 31, and each later look one of four."""
+    rng, speculator = random.Random(5), Speculator(32, 512)
+    prompt = [rng.randrange(50_000) for _ in range(16_384)]
+    made = sequence(prompt, num_prompt=len(prompt))
+    for number in range(16):
+        made.tokens.append(prompt[number])
+        assert speculator.begin_step(step(16))
+        assert not speculator.propose(made, 8)
+    made.tokens.append(prompt[16])
+    assert speculator.begin_step(step(16))
+    assert speculator.propose(made, 8)[:1] == prompt[17:18]
 
 
 def test_tokens_that_a_grammar_forced_say_nothing_of_guesses() -> None:
