@@ -128,7 +128,7 @@ function ArmComparison({ arm, control, comparisons }) {
 // In words what a comparison says: {kind, text}.
 export function verdict(comparison) {
   const { isCost = null } = MEASURES[comparison.measure] ?? {};
-  if (isUnknown(comparison.p_value)) return { kind: "info", text: "too few to tell" };
+  if (isUnknown(comparison.interval)) return { kind: "info", text: "too few to tell" };
   if (!comparison.significant) return { kind: "info", text: "no clear difference" };
   if (isCost === null) return { kind: "warning", text: comparison.difference > 0 ? "higher" : "lower" };
   return comparison.difference > 0 ? { kind: "bad", text: "worse" } : { kind: "good", text: "better" };
