@@ -76,6 +76,13 @@ def test_nothing_is_wider_than_the_window(shown: Page) -> None:
         assert shown.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, width
 
 
+def test_no_column_is_cut_off_on_a_small_laptop(shown: Page) -> None:
+    shown.set_viewport_size({"width": 1280, "height": HEIGHT})
+    shown.wait_for_function("() => window.innerWidth === 1280")
+    boxes = "[...document.querySelectorAll('.table-box')].map((box) => box.scrollWidth - box.clientWidth)"
+    assert max(shown.evaluate(boxes), default=0) <= 0
+
+
 def test_the_page_that_asks_for_a_key(browser: Browser, house: House) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, house.url, width=390, color_scheme=scheme) as page:

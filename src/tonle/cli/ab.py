@@ -123,7 +123,7 @@ def _show(name: str, control: str, arms: dict[str, ArmResult], comparisons: list
     for each in comparisons:
         change = f"{(each.value / each.control - 1) * 100:+.1f} %" if each.control else "-"
         p_value = "-" if each.p_value is None else f"{each.p_value:.4f}"
-        verdict = "too few requests" if each.p_value is None else "could be chance"
+        verdict = "too few requests" if each.interval is None else "could be chance"
         if each.significant:
             verdict = "[bold]different[/bold]"
         interval = "-" if each.interval is None else f"{each.interval[0]:+.4g} to {each.interval[1]:+.4g}"

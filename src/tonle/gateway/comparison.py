@@ -123,7 +123,8 @@ def compare(arms: Mapping[str, ArmResult], control: str) -> list[Comparison]:
     for arm in others:
         counts = (first.num_failed, first.num_requests, arm.num_failed, arm.num_requests)
         rates, p_value, interval = (first.failure_rate, arm.failure_rate), two_proportions(*counts), newcombe(*counts)
-        found.append(Comparison(arm.name, "failure_rate", *rates, p_value, interval, threshold))
+        if first.num_requests and arm.num_requests:
+            found.append(Comparison(arm.name, "failure_rate", *rates, p_value, interval, threshold))
         for measure in MEASURES:
             ours, theirs = first.measures.get(measure), arm.measures.get(measure)
             if ours is not None and theirs is not None:

@@ -46,6 +46,19 @@ def test_the_report_comes_from_the_trail(tmp_path: Path, monkeypatch: pytest.Mon
     run(main())
 
 
+def test_an_arm_may_name_an_alias(tmp_path: Path) -> None:
+    arms = (ArmConfig(name="control", weight=0, model="m"), ArmConfig(name="canary", weight=1, model="newest"))
+    experiment = ExperimentConfig(name="trial", model="trial", arms=arms)
+
+    async def main() -> None:
+        upstream = Upstream("m", "n")
+        async with running_gateway(tmp_path, upstream, aliases=(("newest", "n"),), experiments=(experiment,)) as place:
+            reply = await place.ask(model="trial")
+            assert (reply.status_code, upstream.requests[-1]["model"]) == (200, "n"), reply.text
+
+    run(main())
+
+
 def test_a_stopped_experiment_takes_no_part(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m"), experiments=(EXPERIMENT,)) as place:

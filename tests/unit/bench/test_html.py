@@ -7,6 +7,7 @@ import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -115,6 +116,17 @@ def test_texts_of_a_report_do_nothing() -> None:
     assert [tag for tag, _ in page.tags].count("script") == 2
     assert msgspec.json.decode(page.inside["script"][0])["timelines"], "the data ends where it should"
     assert page.text.count("<img src=x onerror=alert(1)>") >= 8, "shown as text"
+
+
+def test_settings_that_no_run_has_set_are_left_out() -> None:
+    settings: list[dict[str, Any]] = [
+        {"seed": 0, "sweep": None, "rates": []},
+        {"seed": 0, "sweep": None, "rates": [2.0]},
+    ]
+    runs = [Run(str(i), made_report([full_level(1)], settings=each)) for i, each in enumerate(settings)]
+    page = Page(render_page(runs))
+    assert "setting seed" in page.text and "setting rates" in page.text
+    assert "setting sweep" not in page.text
 
 
 def test_thousands_of_requests_are_thinned_out_and_it_says_so() -> None:

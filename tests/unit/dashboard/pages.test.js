@@ -173,8 +173,9 @@ test("another name of a model is served by who has the model", () => {
 });
 
 test("a comparison says what may be said", () => {
-  const said = (more) => verdict({ measure: "latency_ms", p_value: 0.001, significant: true, difference: -5, ...more }).text;
-  assert.equal(said({ p_value: null }), "too few to tell");
+  const said = (more) => verdict({ measure: "latency_ms", p_value: 0.001, significant: true, difference: -5, interval: [-8, -2], ...more }).text;
+  assert.equal(said({ p_value: null, interval: null }), "too few to tell");
+  assert.equal(said({ measure: "failure_rate", p_value: null, significant: false, difference: 0, interval: [-0.01, 0.01] }), "no clear difference"); // none failed
   assert.equal(said({ significant: false }), "no clear difference");
   assert.equal(said({}), "better");
   assert.equal(said({ difference: 5 }), "worse");

@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from tonle.gateway.comparison import (
+    ArmResult,
     Moments,
     compare,
     gather,
@@ -113,3 +114,8 @@ def test_arms_are_gathered_and_compared() -> None:
     low, high = found["latency_ms"].interval or pytest.fail("no interval")
     assert 30 < low < found["latency_ms"].difference < high < 50
     assert not found["output_tokens"].significant
+
+
+def test_an_arm_without_requests_has_nothing_to_compare() -> None:
+    arms = gather([record("a", 100), record("a", 110)], "e") | {"b": ArmResult("b")}
+    assert compare(arms, "a") == compare(arms, "b") == []

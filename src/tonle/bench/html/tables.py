@@ -274,7 +274,7 @@ def notes(runs: Sequence[Run]) -> Html:
 
 
 def conditions(runs: Sequence[Run]) -> Html:
-    """Target, settings and the client's machine, runs side by side; rows that differ are marked."""
+    """Target, settings that have a value and the client's machine, runs side by side; rows that differ are marked."""
     facts: list[dict[str, Any]] = []
     for run in runs:
         report, environment = run.report, run.report.environment
@@ -288,6 +288,8 @@ def conditions(runs: Sequence[Run]) -> Html:
     rows: list[Sequence[Content]] = []
     for name in names:
         texts = [_fact(each.get(name)) for each in facts]
+        if set(texts) == {NOTHING}:
+            continue
         differs = len(set(texts)) > 1
         rows.append([[name, element("span", " ≠", class_="bad", title="differs") if differs else None], *texts])
     heads = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "value"]

@@ -108,7 +108,8 @@ class Router:
         arm = None
         if experiment is not None:
             arm = None if experiment.name in self._stopped else assign(experiment, subject_of(key, request))
-            model = (arm or experiment.arms[0]).model or model
+            served = (arm or experiment.arms[0]).model or model
+            model = self._aliases.get(served, served)
         entry = self._pool.entry(model)
         if entry is None:
             if (other := next(self._in_place_of(key, request, (asked, model)), None)) is not None:

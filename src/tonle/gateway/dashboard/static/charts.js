@@ -13,6 +13,7 @@ import { onThemeChange } from "./theme.js";
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2, 1, 2], [14, 4]];
 const MOST_LINES = DASHES.length;
+const TIME_STEPS_S = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600]; // between two times of an axis
 const UPDATES_UNSEEN = 5; // of so many, a chart out of view draws one
 
 export function Chart({ label, unit = "count", t, series, span, height = 150, max = null, testid }) {
@@ -96,7 +97,7 @@ function options(box, { unit, series, height, max, latest }) {
     padding: [8, 18, 0, 0], // room for half a label of time on the right
     scales: { x: { time: true, range: () => Object.values(visible(latest.current)) }, y: { range: (_, low, high) => yRange(low, high, max) } },
     axes: [
-      { ...axis, size: 26, space: 48, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
+      { ...axis, size: 26, space: 48, incrs: TIME_STEPS_S, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
       { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
     series: [{}, ...series.map((line, i) => {

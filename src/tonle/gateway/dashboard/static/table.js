@@ -6,7 +6,7 @@
 //   ]} sort=${{ id: "time", descending: true }} height=${480} onOpen=${(row) => go(`#/requests/${row.id}`)} />
 //
 // A column: `value(row)` is sorted by, and shown unless there is `show(row)` (text or an element); `sortable: false` for actions;
-// `wide: true` hides it at phone width, `wide: "most"` below 1200 px; `width` (CSS) is needed where `height` is given. A table with
+// `wide: true` hides it at phone width, `wide: "most"` below 1280 px; `width` (CSS) is needed where `height` is given. A table with
 // `height` scrolls in itself and is virtual: rows are `ROW_PX` high, texts are cut with an ellipsis, and elements are used again for
 // other rows, which costs half of making new ones and leaves the keyboard where it is. With `onOpen`, the first cell is a button.
 

@@ -78,7 +78,7 @@ function Arms({ experiment }) {
     <thead><tr>
       <th scope="col">Arm</th><th scope="col" class="wide">Served by</th><th scope="col" class="right wide">Share</th>
       <th scope="col" class="right">Requests</th><th scope="col" class="right">Failed</th><th scope="col" class="wide">95 % interval</th>
-      <th scope="col" class="right">Latency</th><th scope="col" class="right wide">First token</th><th scope="col" class="right wide">Output tokens</th>
+      <th scope="col" class="right">Latency</th><th scope="col" class="right widest">First token</th><th scope="col" class="right widest">Output tokens</th>
     </tr></thead>
     <tbody>${experiment.arms.map((arm) => html`<${Arm} key=${arm.name} arm=${arm} share=${weights ? arm.weight / weights : null}
       result=${results.get(arm.name)} x=${x} isControl=${arm.name === control} />`)}</tbody>
@@ -96,8 +96,8 @@ function Arm({ arm, share, result, x, isControl }) {
       ${interval && html`<div class="interval-text">${interval.map(percent).join(" to ")}</div>`}</td>
     <td class="wide">${interval ? html`<${Interval} x=${x} value=${result.failure_rate} interval=${interval} />` : "–"}</td>
     <td class="right">${milliseconds(result?.latency_ms)}</td>
-    <td class="right wide">${milliseconds(result?.ttft_ms)}</td>
-    <td class="right wide">${number(result?.output_tokens)}</td>
+    <td class="right widest">${milliseconds(result?.ttft_ms)}</td>
+    <td class="right widest">${number(result?.output_tokens)}</td>
   </tr>`;
 }
 
@@ -128,7 +128,7 @@ function ArmComparison({ arm, control, comparisons }) {
 // In words what a comparison says: {kind, text}.
 export function verdict(comparison) {
   const { isCost = null } = MEASURES[comparison.measure] ?? {};
-  if (isUnknown(comparison.p_value)) return { kind: "info", text: "too few to tell" };
+  if (isUnknown(comparison.interval)) return { kind: "info", text: "too few to tell" };
   if (!comparison.significant) return { kind: "info", text: "no clear difference" };
   if (isCost === null) return { kind: "warning", text: comparison.difference > 0 ? "higher" : "lower" };
   return comparison.difference > 0 ? { kind: "bad", text: "worse" } : { kind: "good", text: "better" };

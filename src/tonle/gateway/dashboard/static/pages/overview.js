@@ -28,7 +28,7 @@ export default function OverviewPage({ session, params }) {
       <${Errors} errors=${event?.errors} />
       <${Alerts} alerts=${event?.alerts} />
     </div>
-    <p class="hint">Figures beside the titles are means of the last 10 s, percentiles those of the last minute.
+    <p class="hint">Figures beside the titles are means of the last 10 s, percentiles those of the last minute; figures below charts are of their newest point.
       ${session.has.price ? " Costs are in the currency of price_per_hour." : " Set price_per_hour to see what requests and tokens cost."}</p>`;
 }
 

@@ -13,21 +13,21 @@ import { StatusBadge } from "./status_badge.js";
 export const title = "Requests";
 
 const figure = (id, title, field, show) => (
-  { id, title, value: (row) => row[field], show: (row) => show(row[field]), align: "right", width: "11ch", wide: true }
+  { id, title, value: (row) => row[field], show: (row) => show(row[field]), align: "right", width: "10ch", wide: true }
 );
 
 const COLUMNS = [
-  { id: "time", title: "Time", value: (row) => row.time, show: (row) => clock(row.time), width: "10ch" },
+  { id: "time", title: "Time", value: (row) => row.time, show: (row) => clock(row.time), width: "9ch" },
   { id: "status", title: "Status", value: (row) => row.status, show: (row) => html`<${StatusBadge} status=${row.status} />`, width: "12ch" },
-  { id: "model", title: "Model", value: (row) => row.model || null, width: "min(20ch, 25vw)" },
-  { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "14ch", wide: true },
+  { id: "model", title: "Model", value: (row) => row.model || null, width: "min(17ch, 25vw)" },
+  { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "12ch", wide: true },
   { ...figure("total", "Total", "total_s", seconds), wide: false },
-  { ...figure("ttft", "First token", "ttft_s", seconds), width: "13ch" },
-  { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "16ch" },
+  { ...figure("ttft", "First token", "ttft_s", seconds), width: "12ch" },
+  { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "14ch" },
   { ...figure("answer", "Answer", "completion_tokens", count), show: answer, wide: "most" },
-  { ...figure("itl", "Per token", "itl_s", seconds), width: "12ch", wide: "most" },
+  { ...figure("itl", "Per token", "itl_s", seconds), width: "11ch", wide: "most" },
   { ...figure("queue", "Queue", "queue_s", seconds), wide: "most" },
-  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: "most" },
+  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "9ch", wide: "most" },
 ];
 // Beside an open request there is room for these.
 const FEW_COLUMNS = COLUMNS.filter((column) => ["time", "status", "model", "total"].includes(column.id));
