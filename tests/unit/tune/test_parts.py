@@ -119,7 +119,7 @@ def test_values_of_the_callers_own() -> None:
             parse_values([wrong])
     with pytest.raises(ConfigError, match="twice"):
         parse_values(["a=1", "a=2"])
-    with pytest.raises(ConfigError, match="nothing to search"):
+    with pytest.raises(ConfigError, match=r"nothing to search; give values to try for a place \{NAME\} in --command"):
         choices("other", DeviceFacts("cpu"))
 
 
