@@ -169,8 +169,8 @@ def _few_chunks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
     chunks = level.ttft_ms.count + (0 if level.itl_ms is None else level.itl_ms.count)
     if chunks < FEW_CHUNKS * level.output_tokens:
         yield (
-            f"{level.output_tokens} output tokens came in {chunks} chunks. Where the first chunk carries several, since text is "
-            "held back until a letter is whole, TTFT is longer and TPOT shorter than the server's; "
+            f"{level.output_tokens} output tokens came in {chunks} chunks, as when a server guesses tokens ahead or holds text "
+            "back until a letter is whole. Held back text makes TTFT longer and TPOT shorter than the server's; "
             "--extra-body '{\"return_token_ids\": true}' times tokens, where the server sends their ids"
         )
 

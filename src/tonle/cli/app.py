@@ -6,7 +6,9 @@ A subcommand's module is imported when it is called and not before: `tonle --hel
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -23,6 +25,8 @@ from tonle.errors import ConfigError, TonleError
 _DEBUG_VARIABLE = "TONLE_DEBUG"
 _INTERRUPTED = 130  # 128 + SIGINT, what shells report
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+_NOT_A_NUMBER = re.compile(r"a valid (number|integer), unable to parse string as an? \1")
 
 # Each is a function of that name and the first line of its help. Its module has the same name, unless it is in _MODULES.
 VERBS = {
@@ -54,7 +58,8 @@ _MODULES = {"backends": "gateway_backends", "pull": "models"}
 
 def _plain(message: str) -> str:
     """A message about a wrong value without the vocabulary of the library that checked it."""
-    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return _NOT_A_NUMBER.sub(lambda found: "a whole number" if found[1] == "integer" else "a number", message)
 
 
 class Verbs(TyperGroup):
@@ -71,6 +76,8 @@ class Verbs(TyperGroup):
         return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in VERBS and (close := difflib.get_close_matches(args[0], VERBS)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(map(repr, close))}?")
         name, _, rest = super().resolve_command(ctx, args)
         verb = load_verb(str(name))
         return name, verb, _one_value_each(rest) if name == "serve" else rest

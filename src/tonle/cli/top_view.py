@@ -18,7 +18,7 @@ from tonle.cli.top_figures import BackendFigures, Figures, Target
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "–"
-_LATENCY_COLUMNS = 38  # of the right half
+_LATENCY_COLUMNS = 40  # of the right half; the longest line is `Total 6.37 s of 2.00 s  recovering, 0.9×`
 _LABEL_COLUMNS = 12
 _VALUE_COLUMNS = 14
 _TITLES = {"e2e": "Total", "ttft": "TTFT", "itl": "ITL"}
@@ -106,16 +106,17 @@ def _latencies(now: Figures) -> RenderableType:
 
 
 def _target(target: Target) -> Text:
-    verdict, style = ("met", "green") if target.meets else ("missed", "red")
+    rate = f", {target.burn_rate:.1f}×"
+    verdict, style = (f"met{rate}", "green") if target.meets else (f"missed{rate}", "red")
     if not target.meets and target.burn_rate <= 1:
-        verdict, style = "recovering", "yellow"  # it must hold for a minute
+        verdict, style = f"recovering{rate}", "yellow"  # it must hold for a minute
     if target.meets and target.p95_s is None:
         verdict, style = "no requests yet", "dim"
     elif target.meets and target.p95_s is not None and target.p95_s > target.target_s:
-        verdict, style = "too few requests to judge", "yellow"
+        verdict, style = "too few requests", "yellow"  # to judge
     value = f"{_seconds(target.p95_s)} of {_seconds(target.target_s)}"
     text = Text(f"{_TITLES.get(target.name, target.name):<6}{value:<18}", no_wrap=True)
-    return text.append(f"{verdict}, {target.burn_rate:.1f}×", style=style)
+    return text.append(verdict, style=style)
 
 
 def _backends(backends: list[BackendFigures]) -> RenderableType:

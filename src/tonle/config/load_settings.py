@@ -22,6 +22,7 @@ from tonle.config.ray import RAY_SETTINGS, RayConfig
 from tonle.config.serve import SETTINGS, ServeConfig
 from tonle.config.setting import ENV_PREFIX, Setting
 from tonle.config.workers import WORKER_SETTINGS, WorkerServerConfig
+from tonle.config.yaml_fault import yaml_fault
 from tonle.errors import ConfigError
 
 # Variables of ours that are not settings.
@@ -135,7 +136,7 @@ def _contents(file: Path) -> dict[Any, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the settings in {file}: {reason}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{file} is not YAML: {yaml_fault(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

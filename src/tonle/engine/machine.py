@@ -98,7 +98,7 @@ def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: t
     context_length = min(wanted, num_blocks * config.block_size)
     if context_length < 2:
         raise ConfigError(
-            f"memory_pool_size of {num_bytes} bytes holds no KV block: one takes {per_block} bytes",
+            f"memory_pool_size (--kv-cache-memory) of {num_bytes} bytes holds no KV block: one takes {per_block} bytes",
             param="memory_pool_size",
         )
     asked = config.max_sequence_length

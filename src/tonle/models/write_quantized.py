@@ -54,8 +54,11 @@ def write_quantized(source: ModelSource, out: Path, to: FewBits, group_size: int
     text = _text_tensors(config, stored)
     chosen = _matrices(spec, stored, text)
     group = _common_group(stored, chosen, group_size)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise _unwritable(out, error) from error
     try:
         writer = _Writer(partial)
         for name, tensor in _tensors(stored, progress):
@@ -67,23 +70,27 @@ def write_quantized(source: ModelSource, out: Path, to: FewBits, group_size: int
         partial.chmod(0o755)
         partial.rename(out)
     except OSError as error:
-        raise ModelError(f"{out}: cannot be written: {error.strerror or error}") from error
+        raise _unwritable(out, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return written
 
 
+def _unwritable(out: Path, error: OSError) -> ModelError:
+    return ModelError(f"{out} cannot be written: {error.strerror or error}")
+
+
 def _check(source: ModelSource, out: Path) -> dict[str, Any]:
     if source.kind == "gguf":
         raise ModelError(
-            f"{source.path}: is a GGUF file, which is usually quantized already; give the folder of the original checkpoint"
+            f"{source.path} is a GGUF file, which is usually quantized already; give the folder of the original checkpoint"
         )
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder, or remove it")
     config = read_json(source.path / "config.json")
     if quantization_method(source) is not None:
         raise ModelError(
-            f"{source.path}: is quantized already, and quantizing twice adds up errors; give the original checkpoint"
+            f"{source.path} is quantized already, and quantizing twice adds up errors; give the original checkpoint"
         )
     return config
 

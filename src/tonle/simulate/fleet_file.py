@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tonle.config.yaml_fault import yaml_fault
 from tonle.engine.schedule import Targets
 from tonle.errors import ConfigError
 from tonle.simulate.fleet import Autoscaling, Failure, Fleet, LengthClass, ReplicaOptions, Role
@@ -127,10 +128,11 @@ def _read(path: Path) -> _File:
 
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the fleet {path}: {error.strerror}", param="fleet") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}", param="fleet") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the fleet {path}: {reason}", param="fleet") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {yaml_fault(error)}", param="fleet") from None
     try:
         return msgspec.convert(data, _File)
     except msgspec.ValidationError as error:

@@ -22,7 +22,7 @@ from tonle.tune.correction import Correction, fit_correction
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, Outcome, one_line
 from tonle.tune.prediction import Predict
-from tonle.tune.safe_load import SafeLoad, find_safe_load
+from tonle.tune.safe_load import SafeLoad, find_safe_load, is_safe
 from tonle.tune.search import Search
 from tonle.tune.space import Choice, Settings, describe, key_of, variants
 from tonle.tune.stage_measured import (
@@ -32,7 +32,7 @@ from tonle.tune.stage_measured import (
     measured_outcome,
     measured_settings,
 )
-from tonle.tune.stage_safe import SafeLoadCheck, measured_safe_load
+from tonle.tune.stage_safe import SafeLoadCheck, below, measured_safe_load
 from tonle.tune.stage_simulated import search_simulated, shortlist
 from tonle.tune.state import State, Trial, TuneDir
 from tonle.tune.verdict import Verdict, judge
@@ -325,8 +325,12 @@ class Tuner:
         def outcome_at(value: float) -> Outcome:
             return predict.outcome(best, correction, load=replace(task.load, value=value))
 
+        confirmed = None if self.verdict is None else self.verdict.best
+        too_much = confirmed if confirmed is not None and task.goal.slo and not is_safe(confirmed) else None
+        known_at = outcome_at if too_much is None else below(task.load.value, too_much, outcome_at)
         until_s = self._budget.spent_s + times.safe_load_s(self._budget)
-        self.safe = find_safe_load(kind, task.goal, outcome_at, has_time=lambda: self._budget.spent_s < until_s)
+        found = find_safe_load(kind, task.goal, known_at, has_time=lambda: self._budget.spent_s < until_s)
+        self.safe = msgspec.structs.replace(found, stepped_down=too_much is not None)
         check = SafeLoadCheck(
             self._folder, self._measure, task.goal, self._say, load=task.load,
             requests=state.requests or task.least_requests,

@@ -38,7 +38,9 @@ class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         if self.value is None:
             return "none"
-        return f"{self.value:.0f} users" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
+        if self.kind == "rate":
+            return f"{self.value:.3g} requests/s"
+        return "1 user" if self.value == 1 else f"{self.value:.0f} users"
 
 
 def find_safe_load(

@@ -206,7 +206,8 @@ def choices(
             found.append(Choice(knob.name, values, knob.simulated and kind == "tonle", knob.alone))
     found += [Choice(name, tuple(values), simulated=False) for name, values in own.items() if values]
     if not found:
-        raise ConfigError("there is nothing to search: every knob is left alone", param="values")
+        place = " for a place {NAME} in --command" if kind == "other" else ""
+        raise ConfigError(f"there is nothing to search; give values to try{place}: --values NAME=1,2,4", param="values")
     return found
 
 

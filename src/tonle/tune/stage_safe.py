@@ -14,7 +14,7 @@ import msgspec
 from tonle.bench import Load
 from tonle.bench.sweep import SweepKind
 from tonle.tune.measurer import Measure, NotMeasured
-from tonle.tune.objective import Goal, one_line, outcome_of
+from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
 from tonle.tune.safe_load import OutcomeAt, SafeLoad, is_safe
 from tonle.tune.space import Settings, describe
 from tonle.tune.stage_measured import SAFE_ROUND
@@ -77,9 +77,14 @@ class SafeLoadCheck:
         return next((run for run in runs if run.level.label == load.label), None)
 
 
+def below(load: float, measured: Outcome, outcome_at: OutcomeAt) -> OutcomeAt:
+    """What the simulation says of loads below `load`, where `measured` was too much; from there on it is not believed."""
+    return lambda value: measured if value >= load else outcome_at(value)
+
+
 def measured_safe_load(load: Load, verdict: Verdict) -> SafeLoad:
     """Without a simulator only the load that was measured can be called safe."""
-    outcome = verdict.tuned if verdict.is_better else verdict.default
+    outcome = verdict.best
     kind: SweepKind = "concurrency" if load.kind == "concurrency" else "rate"
     if not is_safe(outcome):
         return SafeLoad(kind=kind, value=None, outcome=None, source="measured")

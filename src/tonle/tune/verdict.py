@@ -32,6 +32,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change]
     method: str
 
+    @property
+    def best(self) -> Outcome:
+        return self.tuned if self.is_better else self.default
+
 
 def judge(default: Sequence[Measurement], tuned: Sequence[Measurement], goal: Goal) -> Verdict:
     """Of the runs of the confirmation."""
@@ -90,7 +94,8 @@ def _decide(changes: Sequence[Change], default: Outcome, tuned: Outcome, goal: G
         return True, f"their {what} is higher by more than chance{held}"
     if tuned.holds and not default.holds:
         return False, "they hold the SLO and the default misses it, but the difference may be chance"
-    return False, f"their {what} is not higher than the default's by more than chance"
+    neither = "" if default.holds or not goal.slo else ", and neither holds the SLO"
+    return False, f"their {what} is not higher than the default's by more than chance{neither}"
 
 
 def _rises(change: Change | None, default: Outcome, tuned: Outcome) -> bool:

@@ -88,6 +88,9 @@ def test_nothing_heavy_is_imported_for_help(args: list[str], modules: list[str])
     ("args", "said"),
     [
         (["fly"], "No such command 'fly'"),
+        (["sevre"], "No such command 'sevre'. Did you mean 'serve'?"),
+        (["bench", "--duration", "5s"], "'--duration': must be a number"),
+        (["bench", "--requests", "few"], "'--requests': must be a whole number"),
         (["serve", "--port", "many"], "must be a whole number"),
         (["serve", "--kv-cache-memory", "lots"], "must be a size such as 2GiB"),
         (["serve", "--no-such-flag"], "No such option"),

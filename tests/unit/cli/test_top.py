@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.unit.cli.terminal import terminal as on_terminal
 from tonle.cli import top
 from tonle.cli.app import app
 from tonle.cli.metrics_page import Reading, parse
-from tonle.cli.top_figures import Difference, Figures, figures
+from tonle.cli.top_figures import Difference, Figures, Target, figures
 from tonle.cli.top_view import draw, sparkline
 from tonle.telemetry.percentile import percentile
 
@@ -156,6 +157,26 @@ def test_it_fits_the_terminal(columns: int) -> None:
         lines = text.splitlines()
         assert len(lines) <= 24 and max(map(len, lines)) <= columns
         assert "it went away" in text and "p95" in text
+
+
+@pytest.mark.parametrize(
+    ("p95_s", "meets", "burn_rate", "verdict"),
+    [
+        (1.5, True, 0.4, "met, 0.4×"),
+        (6.37, False, 12.5, "missed, 12.5×"),
+        (6.37, False, 0.9, "recovering, 0.9×"),
+        (6.37, True, 1.1, "too few requests"),
+        (None, True, 0.0, "no requests yet"),
+    ],
+)
+def test_what_is_said_of_a_target_is_not_cut_off(
+    p95_s: float | None, meets: bool, burn_rate: float, verdict: str
+) -> None:
+    target = Target("e2e", 2.0, p95_s, meets, burn_rate)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(draw("http://h", [replace(two(VLLM, done=104.0, tokens=300.0), targets=[target])], columns=80))
+    (line,) = [line for line in console.file.getvalue().splitlines() if "of 2.00 s" in line]  # type: ignore[attr-defined]
+    assert line.rstrip().endswith(verdict)
 
 
 def test_names_of_others_cannot_draw() -> None:

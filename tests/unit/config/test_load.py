@@ -110,7 +110,10 @@ def test_wrong_variables_are_named(environ: dict[str, str], message: str) -> Non
         ("strict: perhaps", r"tonle.yaml: strict must be true or false"),
         ("3: 4", r"tonle.yaml: unknown setting 3;"),
         ("- port", r"tonle.yaml must hold one setting per line, .* not a list"),
-        ("port: [", r"tonle.yaml is not YAML"),
+        ("port: [", r"tonle.yaml is not YAML: line 1, column 8: expected the node content, but found '<stream end>'$"),
+        ("port: 1\n  host: a", r"tonle.yaml is not YAML: line 2, column 7: mapping values are not allowed here$"),
+        ("port: *secret", r"tonle.yaml is not YAML: line 1, column 7: it cannot be read$"),
+        ("port: \x01", r"tonle.yaml is not YAML: special characters are not allowed$"),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, text: str, message: str) -> None:

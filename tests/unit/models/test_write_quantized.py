@@ -126,6 +126,12 @@ def test_what_is_refused(original: Path, tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.gguf", "moe", "old", "out", "there"]
 
 
+def test_a_place_that_cannot_be_written_is_said_so(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=r"file/out cannot be written: (File exists|Not a directory)"):
+        write(original, tmp_path / "file" / "out", "int8")
+
+
 def test_nothing_is_left_of_one_that_failed(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -194,7 +194,7 @@ def test_the_fleet_of_the_docs_has_every_setting_of_a_fleet(tmp_path: Path, save
         ("replicas: [{colour: red}]", "unknown field 'colour'"),
         ("replicas: []", "length >= 1"),
         ("replicas: [{count: 1}]", "names no profile"),
-        ("a: [", "is not YAML"),
+        ("a: [", "fleet.yaml is not YAML: line 1, column 5: expected the node content, but found '<stream end>'$"),
     ],
 )
 def test_a_bad_fleet_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -19,6 +19,7 @@ from tonle.bench import BenchOptions, Load, Sample
 from tonle.bench.measure import Circumstances, report_level
 from tonle.bench.numbers import clock_text
 from tonle.bench.slo import Slo
+from tonle.bench.sweep import SweepKind
 from tonle.errors import ConfigError
 from tonle.simulate.profile import Profile, load_profile
 from tonle.tune import budget, tuning
@@ -26,7 +27,7 @@ from tonle.tune.correction import Correction, corrected, fit_correction
 from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
 from tonle.tune.picture import pareto_front
 from tonle.tune.results import how_known
-from tonle.tune.safe_load import find_safe_load, gateway_limits
+from tonle.tune.safe_load import SafeLoad, find_safe_load, gateway_limits
 from tonle.tune.search import Search
 from tonle.tune.servers import TonleLauncher
 from tonle.tune.space import (
@@ -119,7 +120,7 @@ def test_values_of_the_callers_own() -> None:
             parse_values([wrong])
     with pytest.raises(ConfigError, match="twice"):
         parse_values(["a=1", "a=2"])
-    with pytest.raises(ConfigError, match="nothing to search"):
+    with pytest.raises(ConfigError, match=r"nothing to search; give values to try for a place \{NAME\} in --command"):
         choices("other", DeviceFacts("cpu"))
 
 
@@ -391,6 +392,19 @@ def test_a_rate_that_is_not_kept_up_with_is_not_safe() -> None:
         both = open_loop(rate, capacity=8.0)
         verdict = Verdict(is_better=False, reason="", sentence="", default=both, tuned=both, changes=[], method="")
         assert measured_safe_load(Load("rate", rate), verdict).value == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("concurrency", 1.0, "1 user"),
+        ("concurrency", 14.0, "14 users"),
+        ("rate", 0.37, "0.37 requests/s"),
+        ("rate", None, "none"),
+    ],
+)
+def test_a_safe_load_in_words(kind: SweepKind, value: float | None, text: str) -> None:
+    assert SafeLoad(kind=kind, value=value, outcome=None, source="simulated").text == text
 
 
 def test_users_that_may_wait_for_any_time_are_not_without_end() -> None:

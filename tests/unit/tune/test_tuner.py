@@ -308,3 +308,21 @@ def test_the_safe_load_is_found_and_measured(tmp_path: Path) -> None:
     assert outcome_of([level(made.best, users=users, slow=1.1)], SLO).holds
     assert not outcome_of([level(made.best, users=2 * users + 2, slow=1.1)], SLO).holds
     assert any(stage == "safe" for _, stage, _ in measure.calls)
+
+
+def test_no_load_is_safe_that_was_measured_to_be_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation is far too fast, however it is corrected, and there is no time left to measure at what it calls safe."""
+    predict = FakePredict.outcome
+    monkeypatch.setattr(
+        FakePredict,
+        "outcome",
+        lambda self, settings, correction, load=None: predict(self, settings, Correction(step=0.2), load),
+    )
+    folder = folder_at(tmp_path / "out")
+    made, _, said = tuner(folder, slow=2.5, budget_s=300)
+    made.run()
+    assert made.verdict is not None and not made.verdict.best.holds
+    assert "neither holds the SLO" in made.verdict.reason
+    assert not [run for run in folder.measurements if run.tag.stage == "safe"], said
+    assert made.safe is not None and made.safe.value is not None and made.safe.value < USERS
+    assert made.safe.stepped_down
