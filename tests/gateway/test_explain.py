@@ -124,6 +124,24 @@ def test_answers_and_refusals_add_up(tmp_path: Path) -> None:
     run(main())
 
 
+def test_the_id_of_an_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            await ask(place, "req-5a0c3f9be1d2")
+            await ask(place, "mine")
+            await ask(place, "chatcmpl-mine")
+            for name, of in (
+                ("chatcmpl-5a0c3f9be1d2", "req-5a0c3f9be1d2"), ("chatcmpl-req-5a0c3f9be1d2", "req-5a0c3f9be1d2"),
+                ("cmpl-mine", "mine"), ("chatcmpl-mine", "chatcmpl-mine"),
+            ):  # fmt: skip
+                await explained(place, of)
+                reply = await place.get(f"/v1/requests/{name}/explain", key=ADMIN)
+                assert reply.status_code == 200 and reply.json()["id"] == of, name
+            assert (await place.get("/v1/requests/other-mine/explain", key=ADMIN)).status_code == 404
+
+    run(main())
+
+
 def test_an_id_that_others_use_again_leads_to_ones_own_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:

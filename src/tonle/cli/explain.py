@@ -30,7 +30,9 @@ _STYLES = {
 def explain(
     request_id: Annotated[
         str,
-        typer.Argument(metavar="ID", help="The id of the request: the header X-Request-Id of its reply."),
+        typer.Argument(
+            metavar="ID", help="The id of the request: the header X-Request-Id of its reply, or the `id` of a completion."
+        ),
     ],
     url: Annotated[
         str, typer.Option("--url", metavar="URL", help="The server that answered it, with or without /v1.")

@@ -38,6 +38,7 @@ ASK_S = 2.0  # that a backend is given
 MAX_ASK_BYTES = 256 * 1024  # of what it replies
 MAX_ASKING = 4  # questions to backends at once; more wait
 MAX_SHOWN_ID = 128  # letters, in a message
+ANSWER_PREFIXES = ("chatcmpl", "cmpl")  # of the `id` of a completion; behind it stands the request's
 NOTHING_KEPT = (
     "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front "
     "of it, which does"
@@ -67,7 +68,8 @@ class ExplainPage:
         key = self._admit(exchange)
         request_id = exchange.path.removeprefix(PREFIX).removesuffix(SUFFIX)
         log = self._log()
-        seen = log.find(request_id, lambda each: self._may_see(exchange, key, each))
+        found_by = (log.find(name, lambda each: self._may_see(exchange, key, each)) for name in _names_of(request_id))
+        seen = next((each for each in found_by if each is not None), None)
         if seen is None:
             raise _not_found(request_id, log)
         part, shows_keys = await self._engine_part(seen), key.may("dashboard")
@@ -189,11 +191,17 @@ def _untold(backend: Backend, status: int) -> str:
     return f"{backend.name} could not be asked for its part of this request (status {status})."
 
 
+def _names_of(given: str) -> list[str]:
+    """The id itself, and if it is that of an answer, those of requests whose answers of Tonle and vLLM have it."""
+    prefix, dash, own = given.partition("-")
+    return [given, f"req-{own}", own] if dash and prefix in ANSWER_PREFIXES else [given]
+
+
 def _not_found(request_id: str, log: RequestLog) -> UnknownRequest:
     """The same for a request that is not there and for one that is not the caller's."""
     shown = request_id.encode("unicode_escape").decode()[:MAX_SHOWN_ID]
     return UnknownRequest(
         f"there is no request {shown!r} of yours among the {len(log):,} that this server remembers: it keeps the last "
         f"{log.most:,}, forgets them when it restarts, and knows a request once it has ended; the id is the header "
-        "X-Request-Id of its reply"
+        "X-Request-Id of its reply, or the `id` of a completion"
     )

@@ -33,7 +33,9 @@ def print_replicas(result: SimulationResult, console: Console, *, of: str | None
         print_line(console, f"replicas that served at once: {min(counts)} to {max(counts)}")
     per_million = result.cost_per_million_tokens
     if per_million is not None:
-        print_line(console, f"cost: {result.cost:.4g}, {per_million:.4g} per million output tokens")
+        free = sum(replica.up_s > 0 and not replica.cost for replica in result.replicas)
+        without = f"; {free} of {len(result.replicas)} replicas have no price and are not counted" if free else ""
+        print_line(console, f"cost: {result.cost:.4g}, {per_million:.4g} per million output tokens{without}")
     print_line(
         console,
         f"simulated {result.duration_s:.1f} s in {result.wall_s:.2f} s: {result.speed:.0f} times as fast as real",

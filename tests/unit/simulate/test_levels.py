@@ -219,6 +219,14 @@ def test_the_command_prints_tables_and_saves_a_report(tmp_path: Path, saved: str
     assert shown.exit_code == 0, shown.output
 
 
+def test_replicas_without_a_price_are_named_beside_the_cost_of_the_others(tmp_path: Path, saved: str) -> None:
+    (tmp_path / "fleet.yaml").write_text("replicas: [{price_per_hour: 3.6}, {count: 2}]")
+    arguments = ["simulate", "--profile", saved, "--fleet", str(tmp_path / "fleet.yaml"), "--concurrency", "4"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "million output tokens; 2 of 3 replicas have no price and are not counted" in " ".join(done.output.split())
+
+
 def test_the_command_finds_replicas_and_exits_1_where_none_are_enough(saved: str) -> None:
     arguments = ["simulate", "--profile", saved, "--rate", "30", "--requests", "100", "--find-replicas"]
     done = CliRunner().invoke(app, [*arguments, "--ttft-p95", "900ms"])
