@@ -31,7 +31,8 @@ def explain(
     request_id: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="The id of the request: the header X-Request-Id of its reply, or the `id` of a completion."
+            metavar="ID",
+            help="The id of the request: the header X-Request-Id of its reply, or the `id` of a completion.",
         ),
     ],
     url: Annotated[
