@@ -211,16 +211,10 @@ class _Target:
             value_s=_p95(state, self.window.target_s),
             meets=self._missed_since is None,
             since=self._missed_since,
-            burn_rate=_burn_rate(state),
+            burn_rate=state.slow_share / ALLOWED,
             cause=self._cause,
             requests=state.count,
         )
-
-
-def _burn_rate(state: WindowState) -> float:
-    """To three places, and above 1 only where too many are beyond the target."""
-    rate = round(state.slow_share / ALLOWED, 3)
-    return max(rate, 1.001) if state.slow_share > ALLOWED else rate
 
 
 def _p95(state: WindowState, target_s: float) -> float | None:
