@@ -26,16 +26,17 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more; the sockets may be closed after this. Harmless if repeated."""
+        """Watch no more; the sockets may be closed after this. If one's other side is gone already, that is still told, before
+        this returns. Harmless if repeated."""
         self._wake.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        gone = [number for number, _ in self._poll.poll()]
+        gone = [self._places[number] for number, _ in self._poll.poll() if number in self._places]
         self._woken.close()
-        if all(number in self._places for number in gone):  # else it was stopped
-            self._call(self._places[gone[0]])
+        if gone:  # else it was only stopped
+            self._call(gone[0])
 
 
 def when_gone(sockets: Sequence[socket.socket], call: Callable[[int], object]) -> Watch:

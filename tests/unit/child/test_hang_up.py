@@ -6,6 +6,8 @@ import queue
 import socket
 import threading
 
+import pytest
+
 from tonle.child.hang_up import when_gone
 
 
@@ -32,3 +34,18 @@ def test_a_watch_that_was_stopped_calls_nobody() -> None:
     ours.close()
     assert not called.is_set()
     assert not any(thread.name == "tonle-hang-up" for thread in threading.enumerate())
+
+
+def test_one_that_was_gone_before_the_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops the watch may do so because of that loss, and be faster than the thread that watches."""
+    gone: list[int] = []
+    stopped = threading.Event()
+    run = threading.Thread.run
+    monkeypatch.setattr(threading.Thread, "run", lambda thread: (stopped.wait(60), run(thread)))
+    ours, theirs = socket.socketpair()
+    watch = when_gone([ours], gone.append)
+    theirs.close()
+    monkeypatch.setattr(watch._thread, "join", lambda join=watch._thread.join: (stopped.set(), join()))
+    watch.stop()
+    ours.close()
+    assert gone == [0]
