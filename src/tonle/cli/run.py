@@ -20,7 +20,12 @@ from tonle.config.load_settings import load
 
 @with_flags("model", *ENGINE_FLAGS)
 def run(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT]", help="The prompt; - or nothing reads it from standard input.", show_default=False
+        ),
+    ] = None,
     raw: Annotated[
         bool,
         typer.Option(
@@ -51,7 +56,9 @@ def run(
     """
     if raw and system:
         raise typer.BadParameter("it cannot be combined with --raw", param_hint="--system")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    if prompt is None and sys.stdin.isatty():
+        raise typer.BadParameter("give it, or pipe it in", param_hint="PROMPT")
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
     if not text.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
     from tonle.cli.backends.local import LocalBackend

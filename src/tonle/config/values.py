@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")
+_DURATION = re.compile(rf"\d+(?:\.\d+)?|({_DURATION_PART.pattern})+")
 _POWERS = "BKMGT"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TOKENS = re.compile(r"(\d+)(?:\.(\d+))?\s*([kKmMgG])?")
@@ -81,7 +82,7 @@ def size(low: int = 1) -> ValueType:
 
 
 def duration() -> ValueType:
-    """Seconds, or a number with its unit: 500ms, 30s, 2m, 1h."""
+    """Seconds, or numbers with their units: 500ms, 30s, 2m, 6m30s, 1h."""
 
     def read(value: object) -> float:
         seconds = _duration(value)
@@ -301,8 +302,13 @@ def _duration(value: object) -> float | None:
         return None
     if isinstance(value, int | float):
         return float(value) if math.isfinite(value) and value >= 0 else None
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    return None if match is None else float(match[1]) * _SECONDS[match[2] or "s"]
+    if not isinstance(value, str) or _DURATION.fullmatch(text := value.strip()) is None:
+        return None
+    parts = [(float(number), _SECONDS[unit]) for number, unit in _DURATION_PART.findall(text)] or [(float(text), 1.0)]
+    units = [unit for _, unit in parts]
+    if units != sorted(set(units), reverse=True):  # 30s2m, 1m1m
+        return None
+    return sum(number * unit for number, unit in parts)
 
 
 def _fraction(value: object) -> float | None:

@@ -51,17 +51,18 @@ class BackendFigures:
         for name in seen.failed:
             if name != seen.backend:
                 self._count_failure(name)
-        if not seen.backend or seen.status not in ("ok", "failed"):
+        backend, status = seen.backend, seen.status
+        if not backend:
             return
-        if seen.status == "failed":
-            self._count_failure(seen.backend)
-            return
-        figures = self._of(seen.backend)
-        figures.requests += 1
-        if seen.ttft_s is not None:
-            figures.ttft.add(seen.ttft_s)
-        if (itl_s := seen.itl_s) is not None:
-            figures.itl.add(itl_s)
+        if status == "failed":
+            self._count_failure(backend)
+        elif status == "ok":
+            figures = self._of(backend)
+            figures.requests += 1
+            if seen.ttft_s is not None:
+                figures.ttft.add(seen.ttft_s)
+            if (itl_s := seen.itl_s) is not None:
+                figures.itl.add(itl_s)
 
     def _count_failure(self, name: str) -> None:
         figures = self._of(name)

@@ -167,16 +167,17 @@ class Sampler:
                 if (ttft_s := seen.ttft_s) is None:
                     continue
                 ttft.append(ttft_s)
-                gaps = seen.completion_tokens - seen.num_answers  # `SeenRequest.itl_s`, without its calls
-                if gaps > 0 and seen.last_s is not None and status != "cached" and not (gaps_known and seen.is_local):
-                    itl.append(max(0.0, seen.last_s - ttft_s) * seen.num_answers / gaps)
+                last_s, gaps = seen.last_s, seen.completion_tokens - seen.num_answers
+                if gaps > 0 and last_s is not None and status != "cached" and not (gaps_known and seen.is_local):
+                    # `SeenRequest.itl_s`, without its call
+                    itl.append((last_s - ttft_s) * seen.num_answers / gaps if last_s > ttft_s else 0.0)
                     num_gaps.append(gaps)
             elif status == "cancelled" and seen.total_s > self._patience_s:
                 e2e.append(seen.total_s)
-        gap_times = Sketch()
+        gap_times: dict[int, int] = {}  # as `Sketch.add_bucket`, without a call for each
         for bucket, gaps in zip(buckets_of(itl), num_gaps, strict=True):
-            gap_times.add_bucket(bucket, gaps)
-        return Sketch.of(e2e), Sketch.of(ttft), gap_times
+            gap_times[bucket] = gap_times.get(bucket, 0) + gaps
+        return Sketch.of(e2e), Sketch.of(ttft), Sketch(gap_times)
 
     def _count_error(self, code: str) -> None:
         errors = self._errors

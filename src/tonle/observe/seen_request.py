@@ -73,9 +73,10 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def itl_s(self) -> float | None:
         """Mean gap between two tokens of one answer."""
-        if self.ttft_s is None or self.last_s is None or self.num_gaps < 1:
+        first_s, last_s, gaps = self.ttft_s, self.last_s, self.completion_tokens - self.num_answers
+        if first_s is None or last_s is None or gaps < 1:
             return None
-        return max(0.0, self.last_s - self.ttft_s) * self.num_answers / self.num_gaps
+        return (last_s - first_s) * self.num_answers / gaps if last_s > first_s else 0.0
 
     @property
     def num_gaps(self) -> int:

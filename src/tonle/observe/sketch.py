@@ -20,7 +20,8 @@ class Sketch(msgspec.Struct, array_like=True):
 
     def add(self, value: float, count: int = 1) -> None:
         """`value`: seconds."""
-        self.add_bucket(bucket_of(value), count)
+        bucket, counts = bucket_of(value), self.counts
+        counts[bucket] = counts.get(bucket, 0) + count
 
     def add_bucket(self, bucket: int, count: int) -> None:
         counts = self.counts

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from tonle.observe.seen_request import SeenRequest
-from tonle.observe.target_window import Excess, Part, Parts, TargetWindow, WindowState
+from tonle.observe.target_window import PARTS, Excess, Part, Parts, TargetWindow, WindowState
 from tonle.telemetry.percentile import percentile
 
 WINDOW = 1000  # requests of `report`
@@ -29,6 +29,7 @@ _MAX_AGE_S = 1.0  # of a verdict
 
 TargetName = Literal["e2e", "ttft", "itl"]
 TITLES: dict[TargetName, str] = {"e2e": "Latency", "ttft": "TTFT", "itl": "ITL"}
+_TELLING = ("ok", "cached", "failed", "cancelled")  # statuses: a request that was refused says nothing about speed
 _CAUSES: dict[Part, str] = {
     "gateway": "work in the gateway",
     "queueing": "queueing",
@@ -132,28 +133,16 @@ class Sla:
     def ended(self, seen: SeenRequest) -> None:
         """For `verdict`. A caller that gave up counts where it had waited for longer than the target. A request that no model
         ran for says nothing about speed."""
-        if not seen.computed:
+        status = seen.status
+        if not seen.computed or status not in _TELLING:
             return
         now_s = self._clock()
-        values: dict[TargetName, float | None]
-        if seen.status == "cancelled":
-            values = {"e2e": seen.total_s, "ttft": seen.total_s if seen.ttft_s is None else seen.ttft_s}
-            values = {name: value for name, value in values.items() if self._is_beyond(name, value)}
-        elif seen.status in ("ok", "cached"):
-            values = {"e2e": seen.total_s, "ttft": seen.ttft_s, "itl": seen.itl_s}
-        elif seen.status == "failed":
-            values = {"e2e": seen.total_s}
-        else:
-            return
         parts, backend = parts_of(seen), "" if seen.is_local else seen.backend
-        for name, value in values.items():
-            if value is not None and (target := self._targets.get(name)) is not None:
-                target.count(value)
-                target.window.add(now_s, value, backend, _counted(name, parts, seen))
-
-    def _is_beyond(self, name: TargetName, value_s: float | None) -> bool:
-        target = self._targets.get(name)
-        return target is not None and value_s is not None and value_s > target.window.target_s
+        for name, target in self._targets.items():
+            value_s = _value(name, seen)
+            if value_s is not None and (status != "cancelled" or value_s > target.window.target_s):
+                target.count(value_s)
+                target.window.add(now_s, value_s, backend, _counted(name, parts, seen))
 
     def counts(self) -> dict[TargetName, tuple[int, int]]:
         """Since the start: requests held against each target, and those beyond it."""
@@ -238,32 +227,49 @@ def _shown_sentences(targets: list[TargetVerdict]) -> list[str]:
     return missed or [target.sentence for target in targets]
 
 
+def _value(name: TargetName, seen: SeenRequest) -> float | None:
+    """What is held against the target; None: nothing."""
+    if name == "e2e":
+        return seen.total_s
+    if seen.status == "failed":
+        return None
+    if name == "ttft":
+        return seen.total_s if seen.ttft_s is None and seen.status == "cancelled" else seen.ttft_s
+    return None if seen.status == "cancelled" else seen.itl_s
+
+
 def parts_of(seen: SeenRequest) -> Parts:
     """Where its time went, as far as is known; the parts add up to its total."""
-    sent_s = seen.total_s if seen.sent_s is None else seen.sent_s
-    first_s = seen.ttft_s if seen.ttft_s is not None else seen.first_byte_s
-    first_s = seen.total_s if first_s is None else max(first_s, sent_s)
-    last_s = max(first_s, seen.total_s if seen.last_s is None else seen.last_s)
-    parts: Parts = {"gateway": max(0.0, sent_s - seen.queued_s), "queueing": seen.queued_s}
-    engine = seen.engine_s
-    if engine is None:
-        parts["backend"] = first_s - sent_s
+    total_s, sent_s, ttft_s, queueing_s = seen.total_s, seen.sent_s, seen.ttft_s, seen.queued_s
+    if sent_s is None:
+        sent_s = total_s
+    first_s = seen.first_byte_s if ttft_s is None else ttft_s
+    if first_s is None:
+        first_s = total_s
+    elif first_s < sent_s:
+        first_s = sent_s
+    last_s = total_s if seen.last_s is None else seen.last_s
+    if last_s < first_s:
+        last_s = first_s
+    gateway_s = sent_s - queueing_s if sent_s > queueing_s else 0.0
+    prefill_s = backend_s = stalls_s = preemption_s = 0.0
+    if (engine := seen.engine_s) is None:
+        backend_s = first_s - sent_s
     else:
         in_engine_s = min(engine.get("queue", 0.0), first_s - sent_s)
-        parts["queueing"] += in_engine_s
-        parts["prefill"] = first_s - sent_s - in_engine_s
+        queueing_s += in_engine_s
+        prefill_s = first_s - sent_s - in_engine_s
     decode_s = last_s - first_s
     if (spent := seen.spent) is not None:
-        parts["stalls"] = min(spent.stalled_s, decode_s)
-        parts["preemption"] = min(spent.preempted_s, decode_s - parts["stalls"])
-        decode_s -= parts["stalls"] + parts["preemption"]
-    parts["decode"] = decode_s
-    parts["delivery"] = max(0.0, seen.total_s - last_s)
-    return parts
+        stalls_s = min(spent.stalled_s, decode_s)
+        preemption_s = min(spent.preempted_s, decode_s - stalls_s)
+        decode_s -= stalls_s + preemption_s
+    delivery_s = total_s - last_s if total_s > last_s else 0.0
+    return gateway_s, queueing_s, prefill_s, backend_s, decode_s, stalls_s, preemption_s, delivery_s  # as `PARTS`
 
 
-_BEFORE_FIRST: tuple[Part, ...] = ("gateway", "queueing", "prefill", "backend")
-_BETWEEN: tuple[Part, ...] = ("decode", "stalls", "preemption")
+_BETWEEN = [part in ("decode", "stalls", "preemption") for part in PARTS]  # tokens
+_BEFORE_FIRST = [part in ("gateway", "queueing", "prefill", "backend") for part in PARTS]
 
 
 def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:
@@ -271,9 +277,9 @@ def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:
     if name == "e2e":
         return parts
     if name == "ttft":
-        return {part: parts[part] for part in _BEFORE_FIRST if part in parts}
+        return [seconds * counts for seconds, counts in zip(parts, _BEFORE_FIRST, strict=True)]
     gaps = max(1, seen.num_gaps) / seen.num_answers  # of one answer
-    return {part: parts[part] / gaps for part in _BETWEEN if part in parts}
+    return [seconds * counts / gaps for seconds, counts in zip(parts, _BETWEEN, strict=True)]
 
 
 def _seconds(seconds: float) -> str:

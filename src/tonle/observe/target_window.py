@@ -1,8 +1,8 @@
 """`TargetWindow`: the requests of the last minutes held against one latency target.
 
 Does: count those beyond it, estimate a percentile, and say which part of their time the excess lies in, and at which backend.
-Does not: read a clock or keep single requests: counts and sums of ten seconds each, so that a request costs the same
-whatever the load.
+Does not: read a clock or keep single requests, but for the latest, which are counted together, at a third of the cost: what it
+keeps are counts and sums of ten seconds each.
 
 The excess of a part is what slow requests spent in it beyond what the others spent there on average. The largest part of a slow
 request is often the one that all requests need, and not the one that made it slow.
@@ -11,14 +11,18 @@ request is often the one that all requests need, and not the one that made it sl
 from __future__ import annotations
 
 import math
-from collections import deque
-from typing import Literal, NamedTuple
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 # Where a request's time goes. `backend`: before the first token of a backend that does not say how it divides.
 Part = Literal["gateway", "queueing", "prefill", "backend", "decode", "stalls", "preemption", "delivery"]
-Parts = dict[Part, float]  # seconds
+PARTS: tuple[Part, ...] = get_args(Part)
+Parts = Sequence[float]  # seconds of each of `PARTS`; 0 for one that is not known
+NO_PARTS = (0.0,) * len(PARTS)
 
 SLOT_S = 10.0
+_MOST_UNCOUNTED = 250  # requests
 _GROWTH = math.log(1.02)  # buckets of the percentile: each 2 % wider than the one below
 
 
@@ -35,9 +39,9 @@ class _Sums:
     def __init__(self) -> None:
         self.count = 0
         self.num_slow = 0
-        self.buckets: dict[int, int] = {}
-        self.within: Parts = {}  # seconds of the requests within the target
-        self.slow: dict[str, Parts] = {}  # backend -> seconds of the requests beyond it
+        self.buckets: Counter[int] = Counter()
+        self.within: Parts = NO_PARTS  # of the requests within the target
+        self.slow: dict[str, Parts] = {}  # backend -> of the requests beyond it
         self.slow_at: dict[str, int] = {}  # backend -> requests beyond it
 
     def merge(self, other: _Sums, sign: int) -> None:
@@ -49,19 +53,18 @@ class _Sums:
                 self.buckets[bucket] = left
             else:
                 self.buckets.pop(bucket, None)
-        _merge(self.within, other.within, sign)
+        self.within = _plus(self.within, other.within, sign)
         for backend, count in other.slow_at.items():
             if left := self.slow_at.get(backend, 0) + sign * count:
                 self.slow_at[backend] = left
-                _merge(self.slow.setdefault(backend, {}), other.slow[backend], sign)
+                self.slow[backend] = _plus(self.slow.get(backend, NO_PARTS), other.slow[backend], sign)
             else:
                 self.slow_at.pop(backend, None)
                 self.slow.pop(backend, None)
 
 
-def _merge(into: Parts, parts: Parts, sign: int) -> None:
-    for part, seconds in parts.items():
-        into[part] = into.get(part, 0.0) + sign * seconds
+def _plus(parts: Parts, others: Parts, times: float) -> Parts:
+    return [seconds + times * other for seconds, other in zip(parts, others, strict=True)]
 
 
 class TargetWindow:
@@ -72,24 +75,35 @@ class TargetWindow:
         self._num_slots = math.ceil(seconds / SLOT_S)
         self._past: deque[tuple[int, _Sums]] = deque()  # number of the slot, oldest first
         self._number = 0
-        self._current = _Sums()
+        self._current = _Sums()  # without
+        self._uncounted: list[tuple[float, str, Parts]] = []  # value, backend, parts
         self._total = _Sums()  # of `_past`
 
     def add(self, now_s: float, value_s: float, backend: str, parts: Parts) -> None:
-        self._turn(now_s)
-        sums = self._current
-        sums.count += 1
-        bucket = _bucket(value_s)
-        sums.buckets[bucket] = sums.buckets.get(bucket, 0) + 1
-        if value_s <= self.target_s:
-            _merge(sums.within, parts, 1)
+        if int(now_s / SLOT_S) != self._number:
+            self._turn(now_s)
+        self._uncounted.append((value_s, backend, parts))
+        if len(self._uncounted) >= _MOST_UNCOUNTED:
+            self._count()
+
+    def _count(self) -> None:
+        if not (requests := self._uncounted):
             return
-        sums.num_slow += 1
-        sums.slow_at[backend] = sums.slow_at.get(backend, 0) + 1
-        _merge(sums.slow.setdefault(backend, {}), parts, 1)
+        self._uncounted = []
+        sums, target_s = self._current, self.target_s
+        sums.count += len(requests)
+        sums.buckets.update(_buckets([value_s for value_s, _, _ in requests]))
+        if within := [parts for value_s, _, parts in requests if value_s <= target_s]:
+            sums.within = _plus(sums.within, [sum(seconds) for seconds in zip(*within, strict=True)], 1)
+        for value_s, backend, parts in requests:
+            if value_s > target_s:
+                sums.num_slow += 1
+                sums.slow_at[backend] = sums.slow_at.get(backend, 0) + 1
+                sums.slow[backend] = _plus(sums.slow.get(backend, NO_PARTS), parts, 1)
 
     def read(self, now_s: float) -> WindowState:
         self._turn(now_s)
+        self._count()
         sums = _Sums()
         sums.merge(self._total, 1)
         sums.merge(self._current, 1)
@@ -100,6 +114,7 @@ class TargetWindow:
         number = int(now_s / SLOT_S)
         if number == self._number:
             return
+        self._count()
         if self._current.count:
             self._past.append((self._number, self._current))
             self._total.merge(self._current, 1)
@@ -135,24 +150,19 @@ class WindowState:
     def excess(self) -> Excess | None:
         """None: no request is slow."""
         sums = self._sums
-        num_within = sums.count - sums.num_slow
-        usual = {part: seconds / num_within for part, seconds in sums.within.items()} if num_within else {}
-        at = {
-            backend: {part: seconds - usual.get(part, 0.0) * sums.slow_at[backend] for part, seconds in parts.items()}
-            for backend, parts in sums.slow.items()
-        }
-        total: Parts = {}
-        for parts in at.values():
-            _merge(total, parts, 1)
-        if not total:
+        if not sums.slow:
             return None
-        part = max(total, key=lambda name: total[name])
-        backend = max(at, key=lambda name: at[name].get(part, 0.0))
-        return Excess(part, backend if 2 * at[backend].get(part, 0.0) > total[part] else "")
+        usual = _plus(NO_PARTS, sums.within, 1 / max(1, sums.count - sums.num_slow))
+        at = {backend: _plus(parts, usual, -sums.slow_at[backend]) for backend, parts in sums.slow.items()}
+        total = [sum(seconds) for seconds in zip(*at.values(), strict=True)]
+        part = max(range(len(PARTS)), key=total.__getitem__)
+        backend = max(at, key=lambda name: at[name][part])
+        return Excess(PARTS[part], backend if 2 * at[backend][part] > total[part] else "")
 
 
-def _bucket(value_s: float) -> int:
-    return math.ceil(math.log(max(value_s, 1e-6)) / _GROWTH)
+def _buckets(values: list[float]) -> list[int]:
+    ceil, log = math.ceil, math.log
+    return [ceil(log(value_s if value_s > 1e-6 else 1e-6) / _GROWTH) for value_s in values]
 
 
 def _middle(bucket: int) -> float:

@@ -144,7 +144,7 @@ def _row_of(day: str, requests: list[SeenRequest], model: str) -> UsageRow:
     statuses = [seen.status for seen in requests]
     computed = [seen for seen in requests if seen.status != "cached"] if "cached" in statuses else requests
     media = [seen for seen in computed if seen.audio_s or seen.characters or seen.images]  # most have none
-    costs = [seen.cost for seen in computed if seen.cost is not None]
+    costs = [cost for seen in computed if (cost := seen.cost) is not None]
     return UsageRow(
         day=day,
         key_id=requests[-1].key_id,

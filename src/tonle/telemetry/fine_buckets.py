@@ -7,29 +7,28 @@ Bucket b holds the values above GROWTH**(b-1) and up to GROWTH**b, in seconds; i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from math import ceil, log
 
 GROWTH = 1.05
-_PER_LOG = 1 / math.log(GROWTH)
+_PER_LOG = 1 / log(GROWTH)
 _MIDDLE = 2 / (1 + GROWTH)  # of an upper bound: as far, in proportion, from the lower bound as from the upper
 
 LOWEST_S = 1e-6  # what is shorter counts as that
 HIGHEST_S = 1e6
-FIRST = math.ceil(math.log(LOWEST_S) * _PER_LOG)
-LAST = math.ceil(math.log(HIGHEST_S) * _PER_LOG)
+FIRST = ceil(log(LOWEST_S) * _PER_LOG)
+LAST = ceil(log(HIGHEST_S) * _PER_LOG)
 
 
 def bucket_of(value: float) -> int:
     if not value > LOWEST_S:  # not a number, too
         return FIRST
-    return math.ceil(math.log(value) * _PER_LOG) if value < HIGHEST_S else LAST
+    return ceil(log(value) * _PER_LOG) if value < HIGHEST_S else LAST
 
 
 def buckets_of(values: Sequence[float]) -> list[int]:
     """`bucket_of` of each, without a call for each."""
-    ceil, log, per_log = math.ceil, math.log, _PER_LOG
-    return [ceil(log(v) * per_log) if LOWEST_S < v < HIGHEST_S else bucket_of(v) for v in values]
+    return [ceil(log(v) * _PER_LOG) if LOWEST_S < v < HIGHEST_S else bucket_of(v) for v in values]
 
 
 def upper_bound(bucket: int) -> float:

@@ -18,7 +18,7 @@ from tonle.tune.objective import Goal
 from tonle.tune.space import ServerKind, checked_values
 from tonle.tune.state import Inputs
 
-LEAST_BUDGET_S = 60.0
+LEAST_BUDGET_S = 120.0
 # Settings of a benchmark that do not say what is sent.
 _NOT_WORKLOAD = {"url", "model", "verify_tls", "keep_requests", "seed", "concurrency", "rates", "slo", "timeout_s"}
 
@@ -48,7 +48,8 @@ class TuneOptions:
             raise ConfigError(f"tune for one load, not several ({labels})", param="concurrency")
         if self.budget_s < LEAST_BUDGET_S:
             raise ConfigError(
-                f"--budget {clock_text(self.budget_s)} is too short for anything: a minute is the least, ten are usual",
+                f"--budget {clock_text(self.budget_s)} is too short: two minutes are the least, four where the server is "
+                "profiled first, and ten are usual",
                 param="budget",
             )
         self._check_server()

@@ -23,10 +23,17 @@ def small(tiny_folder: Path) -> dict[str, str]:
 def test_the_answer_alone_is_on_standard_output(small: dict[str, str]) -> None:
     """The same prompt as an argument and from a pipe, with the report and without."""
     report = json.loads(tonle("run", "hello there", "--json", "-t", "0", "-n", "8", **small).stdout)
-    done = tonle("run", "-", "-t", "0", "-n", "8", stdin="hello there", **small)
+    done = tonle("run", "-t", "0", "-n", "8", stdin="hello there", **small)
     assert done.stdout == report["text"] if report["text"].endswith("\n") else f"{report['text']}\n"
     assert (report["model"], report["completion_tokens"], report["finish_reason"]) == ("tiny-llama", 8, "length")
     assert "8 tokens" in done.stderr and "cut off at max_tokens 8" in done.stderr
+
+
+def test_no_prompt_at_a_terminal(small: dict[str, str]) -> None:
+    """It does not wait for one in silence."""
+    with terminal("run", **small) as person:
+        assert person.wait() == 2
+    assert "pipe it in" in person.seen
 
 
 def test_a_system_message_comes_first() -> None:

@@ -34,7 +34,18 @@ def test_a_shown_size_reads_back_as_itself(num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30", 30.0), (2.5, 2.5), (0, 0.0), ("500ms", 0.5), ("2 m", 120.0), ("1h", 3600.0)]
+    ("text", "seconds"),
+    [
+        ("30", 30.0),
+        (2.5, 2.5),
+        (0, 0.0),
+        ("500ms", 0.5),
+        ("2 m", 120.0),
+        ("1h", 3600.0),
+        ("6m30s", 390.0),
+        ("1h 2m 3.5s", 3723.5),
+        ("1s500ms", 1.5),
+    ],
 )
 def test_durations(text: object, seconds: float) -> None:
     assert values.duration().read(text) == pytest.approx(seconds)
@@ -140,6 +151,10 @@ def test_choice_ignores_case() -> None:
         (values.duration(), "-1s"),
         (values.duration(), float("nan")),
         (values.duration(), "soon"),
+        (values.duration(), "30s2m"),
+        (values.duration(), "1m1m"),
+        (values.duration(), "1m30"),
+        (values.duration(), ""),
         (values.duration(), True),
         (values.boolean(), "maybe"),
         (values.boolean(), 2),
