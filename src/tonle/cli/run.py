@@ -23,7 +23,7 @@ def run(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPT]", help="The prompt; - or nothing reads it from standard input.", show_default=False
+            metavar="PROMPT", help="The prompt; - or nothing reads it from standard input.", show_default=False
         ),
     ] = None,
     raw: Annotated[
@@ -56,11 +56,11 @@ def run(
     """
     if raw and system:
         raise typer.BadParameter("it cannot be combined with --raw", param_hint="--system")
-    if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("give it, or pipe it in", param_hint="PROMPT")
-    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    if prompt is None:
+        prompt = "" if sys.stdin.isatty() else "-"
+    text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
-        raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
+        raise typer.BadParameter("the prompt is empty; give one, or pipe it in", param_hint="PROMPT")
     from tonle.cli.backends.local import LocalBackend
     from tonle.models.source import resolve
     from tonle.telemetry import logs

@@ -94,7 +94,7 @@ def test_nothing_heavy_is_imported_for_help(args: list[str], modules: list[str])
         (["serve", "--port", "many"], "must be a whole number"),
         (["serve", "--kv-cache-memory", "lots"], "must be a size such as 2GiB"),
         (["serve", "--no-such-flag"], "No such option"),
-        (["run"], "Missing argument 'PROMPT'"),
+        (["run"], "pipe it in"),
         (["run", "hi", "--temperature", "-1"], "--temperature"),
         (["run", "hi", "--raw", "--system", "x"], "it cannot be combined with --raw"),
         (["run", "-"], "the prompt is empty"),
