@@ -115,13 +115,16 @@ def test_draining_a_dead_backend_ends_its_alert(tmp_path: Path) -> None:
 def test_a_backend_that_fails_on_everything_is_dead_though_it_is_healthy(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with watched(tmp_path, upstream, breaker_failures=2, breaker_pause_s=0.2) as (gateway, place):
+        async with watched(tmp_path, upstream, breaker_failures=2, breaker_pause_s=30.0) as (gateway, place):
+            breaker, passed_s = gateway.gateway.pool.backends[0].breaker, 0.0
+            breaker._clock = lambda: passed_s
             upstream.status = 500
             for index in range(4):  # of two callers: one alone never pauses a backend for all
                 await gateway.ask(f"{index}", key="key-for-tests" if index % 2 else "admin-for-tests")
             await until(lambda: place.told == ["b0 firing"], "no alert")
             assert "several requests in a row failed" in place.data[0]["summary"]
-            await asyncio.sleep(0.3)  # half open: it is not back before a request has succeeded
+            passed_s = 30.0
+            assert breaker.state == "half open"  # it is not back before a request has succeeded
             await gateway.gateway._alert_sources.look()
             assert len(place.posts) == 1
             upstream.status = 200

@@ -39,6 +39,8 @@ def test_no_number_of_poisoned_requests_takes_a_backend_from_others(
             for number in range(12):
                 assert (await place.ask(f"poison {number}", stream=stream)).status_code == status
             assert poison_sent(upstreams) <= 12 * (1 if how == "hang" else 2), "more than one other backend was tried"
+            for backend in place.gateway.pool.backends:
+                backend.timeout_s = 60.0  # a good answer may take its time on a busy machine
             for number in range(3 * count):  # another key, and the same key with another request
                 assert (await place.ask(f"question {number}", key=ADMIN)).status_code == 200
                 assert (await place.ask(f"question {number}")).status_code == 200

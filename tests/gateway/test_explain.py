@@ -309,8 +309,6 @@ def test_the_backend_that_answered_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_tells_nothing_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain_page, "ASK_S", 0.2)
-
     async def main() -> None:
         upstream = Telling()
         async with running_gateway(tmp_path, upstream, cache=None) as place:
@@ -339,6 +337,7 @@ def test_a_backend_that_tells_nothing_of_use(tmp_path: Path, monkeypatch: pytest
             for status, said in {404: "does not remember", 403: "the api_key", 500: "(status 500)"}.items():
                 upstream.told_status = status
                 assert said in await last()
+            monkeypatch.setattr(explain_page, "ASK_S", 0.2)
             upstream.answers.clear()
             assert "could not be asked" in await last()
             upstream.answers.set()

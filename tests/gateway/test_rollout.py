@@ -132,7 +132,7 @@ def stack(started: Stack) -> Stack:
 
 
 def finish(process: subprocess.Popen[str], code: int) -> str:
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
     assert process.returncode == code, said
     return said
 

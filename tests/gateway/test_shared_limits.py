@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,8 +29,10 @@ NEVER_S = 3600.0  # a lease that does not run out while a test runs
 
 @contextlib.asynccontextmanager
 async def counts(store: Store, *, timeout_s: float = PATIENT_S) -> AsyncIterator[SharedCounts]:
-    state = state_of(store.url, timeout_s=timeout_s)
+    """`timeout_s`: once it is open, which may take longer."""
+    state: Any = state_of(store.url, timeout_s=PATIENT_S)
     await state.open()
+    (state._client if hasattr(state, "_client") else state._server)._timeout_s = timeout_s
     assert state.counts is not None
     yield state.counts
     await state.close()

@@ -23,6 +23,8 @@ SECRET = "what the caller wrote"
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    # What is asserted about has been sent when a gateway has ended, however long that takes.
+    monkeypatch.setattr("tonle.observe.otlp_sender.FLUSH_S", 120.0)
     with running_collector() as running:
         yield running
 

@@ -88,6 +88,9 @@ def _seen(
     backend: Backend | None,
 ) -> SeenRequest:
     exchange, request, model, sent = call.exchange, results.request, results.model, results.sent
+    # The process may have to wait for a core between two looks at clocks. In this order the request then seems to have arrived
+    # early; in the other, after its record was opened, which would not be found (`dashboard/audit_pages.py`).
+    now = time.time()
     total_s, arrived_s = exchange.elapsed_s, exchange.arrived_s
     ttft_s, last_s = _token_moments(arrived_s, results, answer)
     prompt_tokens, cached_tokens, completion_tokens = _tokens(results, answer)
@@ -98,7 +101,7 @@ def _seen(
     trace = exchange.trace
     return SeenRequest(
         id=call.request_id,
-        arrived=time.time() - total_s,
+        arrived=now - total_s,
         path=exchange.path[:MAX_NAME_CHARS],
         model=_model(results),
         adapter=model.name if model is not None and model.entry.parent else None,

@@ -40,7 +40,7 @@ def test_a_writer_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytes
 
     with apart(tmp_path, on_alarm=hear) as trail:
         ask(trail, output="before")
-        assert trail.flush()
+        assert trail.flush(60)
         alarms.clear()
         monkeypatch.setattr("tonle.audit.writer_client.ANSWER_S", 0.5)
         stopped = writer_process()
@@ -51,7 +51,7 @@ def test_a_writer_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytes
         assert alarms[0].kind == "failing"
         assert "did not answer" in alarms[0].message
         wait_for(lambda: trail.stats.failing is None)
-        assert trail.flush()
+        assert trail.flush(60)
         assert not psutil.pid_exists(stopped.pid)
         ask(trail, output="after")
     assert outputs(tmp_path) == ["before", *(f"during {number}" for number in range(5)), "after"]
@@ -76,7 +76,7 @@ def test_a_record_that_kills_writers_is_found_and_kept_short(tmp_path: Path) -> 
             ask(trail, output=f"good {number}")
         trail.open(CHAT, request_id="bad", body=b'{"prompt":"poison"}').close("ok", http_status=200)
         ask(trail, output="last")
-        assert trail.flush(20)
+        assert trail.flush(60)
     assert outputs(tmp_path) == ["good 0", "good 1", "good 2", None, "last"]
     bad = records(tmp_path)[3]
     assert (bad["request_id"], bad["status"]) == ("bad", "ok")

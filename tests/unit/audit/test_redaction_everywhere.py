@@ -45,7 +45,7 @@ def masked_field(trail: AuditTrail, tmp_path: Path, field: str) -> None:
         record.note(**{field: value})
     assert MAIL not in on_disk(tmp_path)
     record.close("refused", http_status=404, **closing)
-    assert trail.flush()
+    assert trail.flush(60)
     assert MAIL not in on_disk(tmp_path)
 
 

@@ -83,7 +83,7 @@ def test_a_flood_of_unknown_callers_is_counted_and_neighbours_are_recorded(
             refuse(trail, f"10.0.0.{number % 3}", body=BIG)
         ask(trail, output="in between")
         refuse(trail, "10.9.9.9", key=True)  # a caller that is known
-        assert trail.flush()
+        assert trail.flush(60)
         assert trail.stats.unrecorded == 295
     written = records(tmp_path)
     assert len(written) == 5 + 2
@@ -104,7 +104,7 @@ def test_the_next_second_has_records_again(tmp_path: Path, monkeypatch: pytest.M
             refuse(trail)
         now_s = 6.0
         refuse(trail)
-        assert trail.flush()
+        assert trail.flush(60)
         assert (trail.stats.written, trail.stats.unrecorded) == (3, 1)
 
 
@@ -148,7 +148,7 @@ for number in range(4):
     record = trail.open("/v1/chat/completions", request_id=f"r{number}", client="10.0.0.7")
     record.unauthenticated = True
     record.close("refused", http_status=401)
-assert trail.flush()
+assert trail.flush(60)
 if sys.argv[2] == "told":
     import time
     trail._gaps._told_s = -1e9
@@ -199,7 +199,7 @@ def test_what_is_written_no_longer_counts(tmp_path: Path, start: Any) -> None:
     with start(tmp_path) as trail:
         for _ in range(10):
             ask(trail, body={"prompt": "x" * 100_000})
-        assert trail.flush()
+        assert trail.flush(60)
         wait_for(lambda: trail.num_queued_bytes == 0)
 
 
@@ -216,7 +216,7 @@ def test_batches_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         trail._writer.write = measured  # type: ignore[method-assign]
         for _ in range(20):
             ask(trail, body={"prompt": "x" * 100_000})
-        assert trail.flush()
+        assert trail.flush(60)
     assert max(sizes) <= 4
     assert len(records(tmp_path)) == 20
 

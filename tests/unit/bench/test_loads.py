@@ -116,7 +116,7 @@ def test_a_sweep_by_users() -> None:
             while not turns.acquire(blocking=False):
                 yield 0.002
             yield STREAM_HEAD
-            yield 0.02
+            yield 0.1  # long beside what it costs a busy machine
             yield text_event(" a", "length") + usage_event(8, asked.body["max_tokens"], 0) + STREAM_END
             turns.release()
 

@@ -27,7 +27,7 @@ def with_backend(folder: Path, use: Any, config: EngineConfig = CONFIG) -> None:
         backend = LocalBackend(ModelSource("folder", folder, "tiny"), config, chats=True)
         try:
             await backend.start()
-            await asyncio.wait_for(use(backend), timeout=60)
+            await asyncio.wait_for(use(backend), timeout=240)
         finally:
             await backend.close()
 

@@ -129,11 +129,22 @@ def test_what_ended_is_saved_though_its_second_has_not_ended(tmp_path: Path, mon
     monkeypatch.setattr(module, "SAVE_S", 0.01)
     first = Seconds(tmp_path / "history.db")
     monkeypatch.setattr(first.sampler, "start", lambda: None)  # its seconds never end
+    save, num_saved = first.observed._save, 0
+
+    def counted() -> None:
+        nonlocal num_saved
+        save()
+        num_saved += 1
+
+    monkeypatch.setattr(first.observed, "_save", counted)
 
     async def main() -> None:
         await first.observed.start()
         first.end(3)
-        await asyncio.sleep(0.3)
+        wanted = num_saved + 2  # the first of them may have begun before that
+        async with asyncio.timeout(120):
+            while num_saved < wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert await asyncio.to_thread(saved_requests, tmp_path, tmp_path / "crash") == [3]
         monkeypatch.setattr(module, "SAVE_S", 60.0)
         await asyncio.sleep(0.1)

@@ -121,6 +121,7 @@ def test_what_is_queued_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=mine")
+    monkeypatch.setattr(otlp_sender, "FLUSH_S", 120.0)
     with running_collector() as collector:
         sent_to(collector, 3)
     assert len(collector.spans) == 3
