@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tests.http.serving import events
-from tests.http.test_frontends import LONG, SHORT, wait_for
+from tests.http.test_frontends import CONTEXT, LONG, SHORT, wait_for
 
 
 def rank_pids(server: Server) -> list[int]:
@@ -26,7 +26,7 @@ def rank_pids(server: Server) -> list[int]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save_folder("llama", path, max_position_embeddings=16384)
+    save_folder("llama", path, max_position_embeddings=CONTEXT)
     return path
 
 
