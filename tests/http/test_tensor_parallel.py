@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,8 +20,12 @@ from tests.http.test_frontends import CONTEXT, LONG, SHORT, wait_for
 
 
 def rank_pids(server: Server) -> list[int]:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child.pid for child in children if "tonle.engine.ranks.rank_process" in child.cmdline()]
+    found = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            if "tonle.engine.ranks.rank_process" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 @pytest.fixture(scope="module")
