@@ -371,7 +371,10 @@ class TestInferenceEngineIntegration:
         async def go() -> None:
             long = GenerationConfig(max_length=240, early_stopping=False)
             task = asyncio.create_task(engine.submit_request_async("Hello", long))
-            await asyncio.sleep(0.05)
+            for _ in range(120_000):
+                if engine.front.num_live:
+                    break
+                await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

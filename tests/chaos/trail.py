@@ -15,7 +15,7 @@ from tests.chaos.load import wait_until
 from tests.chaos.programs import TONLE
 
 SETTLE_S = 120.0  # for records that wait to be written
-SURELY_READ_S = 0.5  # a request sent this long before a kill has been read
+SURELY_READ_S = 2.0  # a request sent this long before a kill has been read, also on a busy machine
 
 
 class Trail:

@@ -21,7 +21,7 @@ MEMORY_SHARE = 1.10  # what may be left after a fault, against before
 SMALL_MB = (
     10.0  # or this much more, of the gateway: it has some 50 MB, and allocators keep a part of what was used once
 )
-KILL_SLACK_S = 1.0  # a connection of a killed process breaks within this time
+KILL_SLACK_S = 10.0  # a connection of a killed process breaks within this time, and a busy caller has seen it
 
 
 @dataclass(slots=True)

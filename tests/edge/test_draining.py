@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import socket
 import threading
 
 import pytest
@@ -148,6 +150,27 @@ def test_connections_that_the_kernel_has_accepted_are_served(loop: str) -> None:
         for caller in callers:
             with caller:
                 assert [reply.status for reply in replies(read_to_end(caller))] == [200]
+
+
+@pytest.mark.parametrize("num_turns", [0, 1])
+def test_a_connection_that_is_made_while_it_begins_to_stop_is_served(loop: str, num_turns: int) -> None:
+    with running_server(loop) as place, socket.socket() as caller:
+        caller.settimeout(60)
+        sent = threading.Event()
+
+        async def connect() -> None:
+            stopping = asyncio.create_task(place.server.stop(drain_s=30))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            caller.connect(("127.0.0.1", place.port))  # the kernel's work: it does not wait for this event loop
+            caller.sendall(GET % b"/a")
+            sent.set()
+            await stopping
+
+        stopped = place.start(connect())
+        assert sent.wait(60)
+        assert [reply.status for reply in replies(read_to_end(caller))] == [200]
+        stopped.result(120)
 
 
 def test_an_answer_that_was_given_is_read_to_its_end(loop: str) -> None:

@@ -12,6 +12,7 @@ import tracemalloc
 import pytest
 
 from tests.edge.running_server import RunningServer, read_to_end, replies, running_server, until
+from tonle.edge.server import ServerLimits
 
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -131,10 +132,19 @@ def test_a_second_request_that_does_not_arrive_does_not_end_the_first(loop: str)
         assert place.handler.paths == ["/wait"]
 
 
-@pytest.mark.parametrize("data", [b"", GET % b"/a"])
-def test_idle_connections_are_closed(loop: str, data: bytes) -> None:
-    with running_server(loop, idle_timeout_s=0.1) as place:
-        assert place.send(data).count(b"HTTP/1.1 200") == len(place.handler.seen) == bool(data)
+def hurry(place: RunningServer, **limits: float) -> None:
+    """From now on: a caller that is slow to begin is not given up before."""
+    place.server.limits = ServerLimits(**limits)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_idle_connections_are_closed(loop: str, *, asks: bool) -> None:
+    with running_server(loop) as place, place.connect() as caller:
+        if asks:
+            caller.sendall(GET % b"/a")
+            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+        hurry(place, idle_timeout_s=0.1)
+        assert read_to_end(caller) == b"" and len(place.handler.seen) == asks
         place.until_alone()
 
 
@@ -157,12 +167,10 @@ def test_empty_lines_do_not_keep_a_connection(loop: str) -> None:
 )  # fmt: skip
 def test_a_caller_who_never_reads_is_given_up(loop: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonle.edge.connection.LINGER_S", 0.2)
-    with (
-        running_server(loop, write_timeout_s=0.2, idle_timeout_s=0.2) as place,
-        place.connect(receive_bytes=4096) as caller,
-    ):
+    with running_server(loop) as place, place.connect(receive_bytes=4096) as caller:
         caller.sendall(data)
         until(lambda: place.server.num_answered or place.handler.seen, "nothing was begun")
+        hurry(place, write_timeout_s=0.2, idle_timeout_s=0.2)
         place.until_alone()
 
 

@@ -32,9 +32,9 @@ def test_callers_one_byte_short_hold_no_more_than_the_bound_and_others_get_throu
             honest.sendall(small)
             assert honest.recv(65536).startswith(b"HTTP/1.1 200")
         assert place.handler.paths.count("/small") == 1
-        until(lambda: len(place.handler.paths) >= 33, "none was refused")
+        until(lambda: sum(map(_answered, callers)) >= 32, "none was refused")
         refused = [caller for caller in callers if _answered(caller)]
-        assert 32 <= len(refused) < 40  # no more than needed
+        assert len(refused) < 40  # no more than needed
         (reply,) = replies(read_to_end(refused[0]))
         assert (reply.status, reply.headers["connection"]) == (503, "close") and b"memory" in reply.body
         (exchange, *_) = [each for each in place.handler.seen if each.path == "/big"]
@@ -141,7 +141,10 @@ ENDINGS: dict[str, Callable[[RunningServer], None]] = {
 def test_nothing_is_held_after(loop: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonle.edge.server.SWEEP_S", 0.02)
     monkeypatch.setattr("tonle.edge.connection.LINGER_S", 0.1)
-    with running_server(loop, max_body_bytes=100_000, read_timeout_s=1.0) as place:
+    read_timeout_s = (
+        1.0 if name == "too slow" else 120.0
+    )  # else it may be over before a busy test has seen that bytes are held
+    with running_server(loop, max_body_bytes=100_000, read_timeout_s=read_timeout_s) as place:
         ENDINGS[name](place)
         place.until_alone()
         assert held(place) == 0

@@ -33,8 +33,8 @@ class Server:
     def children(self, module: str) -> list[int]:
         """Processes it started to run this module."""
         tasks = Path(f"/proc/{self.process.pid}/task")
-        pids = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-        return [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+        pids = [int(pid) for task in tasks.iterdir() for pid in _read_if_there(task / "children").split()]
+        return [pid for pid in pids if module in _read_if_there(Path(f"/proc/{pid}/cmdline")).split("\0")]
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
@@ -46,6 +46,14 @@ class Server:
                     return
             time.sleep(0.05)
         raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")
+
+
+def _read_if_there(path: Path) -> str:
+    """Threads and processes may end between the look that found them and this one."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def tonle_serve(model: str | Path | None = None, *flags: str) -> contextlib.AbstractContextManager[Server]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.edge.running_server import until
 from tests.fakes.adapter_folders import digest_of, folder_of
 from tests.fakes.front import FakeFront
 from tests.gateway.running_gateway import read_records
@@ -236,7 +237,8 @@ def test_a_load_goes_on_when_its_caller_hangs_up(url: str, front: FakeFront, khm
     line = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN}"}
     line.request("POST", LOAD, json.dumps({"lora_name": "khmer-qa", "lora_path": khmer}), headers)
-    assert ask(url).status == 404  # which gives the load time to begin
+    until(lambda: front.loading._waiters, "the load was not begun")
+    assert ask(url).status == 404
     line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing sends a reset
     line.close()
     assert {ask(url).status for _ in range(10)} == {404}  # and the server time to see that its caller is gone

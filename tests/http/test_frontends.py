@@ -21,13 +21,14 @@ from tests.fakes.server import Server, tonle_serve
 from tests.http.serving import events
 
 SHORT = {"prompt": "once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
-LONG = {**SHORT, "max_tokens": 8000, "stream": True}  # outlasts every test that does not wait for it
+LONG = {**SHORT, "max_tokens": 30_000, "stream": True}  # outlasts every test that does not wait for it
+CONTEXT = 32_768  # of a model that takes it
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save_folder("llama", path, max_position_embeddings=16384)
+    save_folder("llama", path, max_position_embeddings=CONTEXT)
     return path
 
 
@@ -84,9 +85,9 @@ def clients(server: Server) -> Iterator[list[httpx.Client]]:
         yield found
 
 
-def begin(client: httpx.Client, stack: ExitStack) -> Iterator[str]:
+def begin(client: httpx.Client, stack: ExitStack, **fields: int) -> Iterator[str]:
     """A long stream, of which the first chunk has come. It ends when it is no longer held."""
-    reply = stack.enter_context(client.stream("POST", "/v1/completions", json=LONG))
+    reply = stack.enter_context(client.stream("POST", "/v1/completions", json={**LONG, **fields}))
     assert reply.status_code == 200
     pieces = reply.iter_text()
     next(pieces)
@@ -181,14 +182,11 @@ def test_an_engine_that_dies_fails_the_requests_of_both_and_comes_back(
 
 
 def test_sigterm_lets_both_finish(folder: Path) -> None:
-    body = {**LONG, "max_tokens": 300}
-    with two_frontends(folder) as server, ThreadPoolExecutor() as pool:
-        clients = [client_of(server, pid) for pid in server.frontend_pids()]
-        futures = [pool.submit(client.post, "/v1/completions", json=body) for client in clients]
-        wait_for(lambda: httpx.get(f"{server.url}/health", timeout=60).json()["running"] == 2, "they never ran")
+    with two_frontends(folder) as server, one_for_each(server) as clients, ExitStack() as stack:
+        streams = [begin(client, stack, max_tokens=2000) for client in clients]
         server.process.send_signal(signal.SIGTERM)
-        for future in futures:
-            assert events(future.result(60).text)[-1] == "[DONE]"
+        for stream in streams:
+            assert "".join(stream).endswith("data: [DONE]\n\n")
         assert server.process.wait(60) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{server.url}/health")

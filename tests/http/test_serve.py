@@ -63,12 +63,19 @@ def process(delay_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[s
 def said(server: subprocess.Popen[str]) -> list[str]:
     """What it logged until its end: severity and message."""
     assert server.stderr is not None
-    return [re.sub(r"^\S+ \S+ (\w+) +\w+ +", r"\1 ", line) for line in server.stderr.read().splitlines()]
+    return list(map(bare, server.stderr.read().splitlines()))
 
 
-def read_stream(url: str, server: subprocess.Popen[str], signals: list[int]) -> list[object]:
-    """Send one signal with each of the first chunks, and read what comes."""
+def bare(line: str) -> str:
+    """Of a line of the log: severity and message."""
+    return re.sub(r"^\S+ \S+ (\w+) +\w+ +", r"\1 ", line.rstrip())
+
+
+def read_stream(url: str, server: subprocess.Popen[str], signals: list[int], heard: list[str]) -> list[object]:
+    """Send one signal with each of the first chunks, and read what comes. `heard`: what was logged upon the first of several:
+    of two equal signals that a process is not awake to take, the kernel keeps one."""
     text = ""
+    assert server.stderr is not None
     with httpx.stream(
         "POST", f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 60, "stream": True}, timeout=60
     ) as reply:
@@ -76,13 +83,15 @@ def read_stream(url: str, server: subprocess.Popen[str], signals: list[int]) -> 
             text += piece
             if signals:
                 server.send_signal(signals.pop(0))
+                if signals:
+                    heard.append(bare(server.stderr.readline()))
     return events(text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_drain(number: signal.Signals) -> None:
     with process(delay_s=0.02, drain_s=20) as (server, url):
-        chunks = read_stream(url, server, [number])
+        chunks = read_stream(url, server, [number], [])
         assert chunks[-1] == "[DONE]" and len(chunks) > 40, "what runs may finish"
         assert server.stdout is not None and server.stdout.read() == "returned\n", "and the caller gets to clean up"
         assert server.wait(timeout=60) == 0
@@ -95,12 +104,13 @@ def test_drain(number: signal.Signals) -> None:
 def test_drain_has_an_end(drain_s: float, signals: list[int]) -> None:
     """After `drain_s`, or at the second signal, streams are told why they end, and the operator how many did."""
     with process(delay_s=0.3, drain_s=drain_s) as (server, url):
-        *chunks, last = read_stream(url, server, list(signals))
+        lines: list[str] = []
+        *chunks, last = read_stream(url, server, list(signals), lines)
         assert len(chunks) < 20
         assert last["error"]["message"] == "the server is shutting down"  # type: ignore[index]
         assert last["error"]["code"] == "shutting_down"  # type: ignore[index]
         assert server.wait(timeout=60) == 0
-        lines = said(server)
+        lines += said(server)
     assert lines[0] == f"INFO stopping: 1 request to finish, at most {drain_s} s; press Ctrl-C again to stop at once"
     assert lines[-1] == "WARNING stopped; 1 request cut off"
     assert ("WARNING stopping at once" in lines) == (len(signals) == 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,18 +16,22 @@ import pytest
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tests.http.serving import events
-from tests.http.test_frontends import LONG, SHORT, wait_for
+from tests.http.test_frontends import CONTEXT, LONG, SHORT, wait_for
 
 
 def rank_pids(server: Server) -> list[int]:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child.pid for child in children if "tonle.engine.ranks.rank_process" in child.cmdline()]
+    found = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            if "tonle.engine.ranks.rank_process" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save_folder("llama", path, max_position_embeddings=16384)
+    save_folder("llama", path, max_position_embeddings=CONTEXT)
     return path
 
 

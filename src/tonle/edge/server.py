@@ -28,6 +28,7 @@ from tonle.edge.refusal_turns import RefusalTurns
 from tonle.errors import CapacityError
 
 POLL_S = 0.02  # while draining
+QUIET_TURNS = 3  # of the event loop: on asyncio's own, a connection that was accepted in one turn is ours in the next
 ABORT_GRACE_S = 1.0  # for requests that were ended to close their records and say so
 SWEEP_S = 2.0  # how often connections are looked over for timeouts
 TRIM_EVERY = 5  # sweeps
@@ -151,11 +152,12 @@ class HttpServer:
     async def _accept_last(self) -> None:
         """Connections that the kernel has accepted: closing the listener would reset them."""
         assert self._listener is not None
-        poll = select.poll()
+        poll, num_quiet = select.poll(), 0
         poll.register(self._listener, select.POLLIN)
         for _ in range(BACKLOG):
             await asyncio.sleep(0)
-            if not poll.poll(0):
+            num_quiet = 0 if poll.poll(0) else num_quiet + 1
+            if num_quiet == QUIET_TURNS:
                 return
 
     async def _wait(self, timeout_s: float, is_over: Callable[[], bool]) -> None:

@@ -33,7 +33,7 @@ def test_a_watch_that_was_stopped_calls_nobody() -> None:
     theirs.close()
     ours.close()
     assert not called.is_set()
-    assert not any(thread.name == "tonle-hang-up" for thread in threading.enumerate())
+    assert not watch._thread.is_alive()
 
 
 def test_one_that_was_gone_before_the_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

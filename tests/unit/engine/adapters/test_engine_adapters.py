@@ -100,7 +100,7 @@ def test_replaced_under_way(engine: InferenceEngine, folder: Path, model: Any, a
     old = write_adapter(own, live_spec(model), rank=8, seed=1)
     engine.load_adapter("own", own)
     begun = [engine.submit_request(PROMPT, LONG, adapter="own") for _ in range(2)]
-    wait(lambda: engine.get_stats()["num_running"] == 2)
+    wait(lambda: engine.get_stats()["num_running"] == 2 or engine.front.num_live < 2)  # perhaps one has ended already
     new = write_adapter(own, live_spec(model), rank=8, seed=2)
     assert engine.load_adapter("own", own, replace=True).digest == new.digest != old.digest
     assert tokens(engine, "own") == answers["a2"]
@@ -256,8 +256,11 @@ def test_a_batch(model: Any, folder: Path, answers: Any) -> None:
             llm.generate(PROMPT, GREEDY, adapter="a3")
 
 
-def test_the_state_names_the_adapters_in_use(engine: InferenceEngine) -> None:
+def test_the_state_names_the_adapters_in_use(engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    front, told = engine.front, list[list[str]]()
+    deliver = front.deliver
+    monkeypatch.setattr(front, "deliver", lambda message: (deliver(message), told.append(front.stats.running_adapters)))
     request_id = engine.submit_request(PROMPT, LONG, adapter="a0")
-    wait(lambda: engine.front.stats.running_adapters == ["a0"])
+    wait(lambda: ["a0"] in told)
     engine.cancel(request_id)
     wait(lambda: engine.front.stats.running_adapters == [] == engine.front.stats.waiting_adapters)

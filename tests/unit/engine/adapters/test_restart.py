@@ -64,8 +64,9 @@ def test_an_engine_that_was_killed_has_its_adapters_again(tmp_path: Path) -> Non
             await front.load_adapter("later", tmp_path / "later")
             await front.unload_adapter("gone")
             assert await ask("later") == expected["later"]
-            under_way = front.submit(PROMPT, GenerationConfig(max_length=80, early_stopping=False), adapter="later")
             assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSTOP)  # so that it cannot finish what it gets
+            under_way = front.submit(PROMPT, GenerationConfig(max_length=80, early_stopping=False), adapter="later")
             os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(TonleError):
                 await under_way.result()
