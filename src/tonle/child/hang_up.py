@@ -25,6 +25,10 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="tonle-hang-up", daemon=True)
         self._thread.start()
 
+    def wait(self, timeout_s: float) -> None:
+        """Until somebody is gone and that was told, at most so long."""
+        self._thread.join(timeout_s)
+
     def stop(self) -> None:
         """Watch no more; the sockets may be closed after this. If one's other side is gone already, that is still told, before
         this returns. Harmless if repeated."""

@@ -114,8 +114,13 @@ class Loop:
             for part in (self._ranks, self._outside, self._compiler, self._adapters):
                 if part is not None:
                     parts.callback(part.close)
-            while not self._stopped:
-                self.step()
+            try:
+                while not self._stopped:
+                    self.step()
+            except Exception:
+                if self._ranks is not None:
+                    self._ranks.await_loss()
+                raise
 
     def step(self) -> None:
         changed = self._take_mail()

@@ -90,6 +90,10 @@ class LeadingDecoder:
         """That of the other ranks' caches, as `Runner.release_memory` does with the one here."""
         self._ranks.send(ReleaseCache())
 
+    def await_loss(self) -> None:
+        """As `Ranks.await_loss`."""
+        self._ranks.await_loss()
+
     def close(self) -> None:
         """End the other ranks."""
         self._ranks.close()

@@ -90,6 +90,12 @@ class Ranks:
         """From now on `on_lost` is called, once, if one of them is gone, after the others were ended."""
         self._watch = when_gone(self._controls, lambda place: self._lose(place + 1, on_lost))
 
+    def await_loss(self) -> None:
+        """After a step that failed. The sums with a rank that died may fail before its control socket is closed: this gives the
+        watch a moment to tell who was lost."""
+        if self._watch is not None:
+            self._watch.wait(_EXIT_S)
+
     def _read_each(self, timeout_s: float) -> list[FromRank]:
         """One message of each rank, as they come. Raises what kept one from sending it."""
         until_s = time.monotonic() + timeout_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tonle.engine.ranks import leading_decoder, ranks
 from tonle.engine.request import GenerationConfig
 from tonle.errors import ConfigError, InternalError
 
+real_poll = select.poll
 LONG = GenerationConfig(max_length=8000, do_sample=False, early_stopping=False)
 SHORT = GenerationConfig(max_length=4, do_sample=False, early_stopping=False)
 
@@ -85,6 +87,35 @@ def test_a_rank_that_is_killed_ends_requests_at_once_and_the_engine_can_start_ag
     with engine:
         again = engine.submit_request([5, 6, 7], SHORT)
         assert len(engine.result(again, timeout=60).output_ids[0]) == 4
+
+
+class _LatePoll:
+    """Sees what hangs up half a second late, and if something else did so in the meantime, that alone: as if a rank's sums broke
+    well before its socket."""
+
+    def __init__(self) -> None:
+        self._poll = real_poll()
+        self.register = self._poll.register
+
+    def poll(self) -> list[tuple[int, int]]:
+        (first, *_) = self._poll.poll()
+        time.sleep(0.5)
+        others = [each for each in self._poll.poll(0) if each != first]
+        return others or [first]
+
+
+def test_a_rank_whose_sums_break_before_its_socket_is_named(
+    folder: Path, no_ranks_left: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(select, "poll", _LatePoll)
+    with InferenceEngine(folder, config=config()) as engine:
+        running = engine.submit_request([5, 6, 7], LONG)
+        (pid,) = rank_pids()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(InternalError):
+            engine.result(running, timeout=120)
+        wait_for(lambda: not engine.is_running, "the engine does not know that it has ended")
+    assert "rank 1 of the model is gone (signal SIGKILL)" in caplog.text
 
 
 def test_a_rank_that_hangs_is_noticed_and_ended(
