@@ -14,7 +14,7 @@ from tests.gateway.running_gateway import CHAT, JSON, KEY, RunningGateway, Upstr
 from tonle.audit.disk import locked
 from tonle.edge.exchange import Exchange
 from tonle.gateway.relay import Relay
-from tonle.observe import request_log, sampler, sla
+from tonle.observe import request_log, sampler, sla, target_window
 from tonle.observe.request_log import RequestLog
 from tonle.protocol.answers import Collector
 
@@ -49,7 +49,8 @@ def test_objects_do_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR", "tonle")  # pytest keeps records; an engine of another test may have asked for INFO
-    monkeypatch.setattr(sla, "WINDOW", 50)  # the latest calls, which are kept on purpose
+    monkeypatch.setattr(sla, "WINDOW", 50)  # the latest calls, which are kept on purpose,
+    monkeypatch.setattr(target_window, "MOST_UNCOUNTED", 5)  # or not counted yet
     monkeypatch.setattr(sampler, "RECENT_S", 5)  # and the latest seconds, of which a busy machine needs many
     monkeypatch.setattr(RequestLog.__init__, "__defaults__", (50,))
     monkeypatch.setattr(request_log, "MOST_UNKNOWN", 20)

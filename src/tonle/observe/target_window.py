@@ -22,7 +22,7 @@ Parts = Sequence[float]  # seconds of each of `PARTS`; 0 for one that is not kno
 NO_PARTS = (0.0,) * len(PARTS)
 
 SLOT_S = 10.0
-_MOST_UNCOUNTED = 250  # requests
+MOST_UNCOUNTED = 250  # requests
 _GROWTH = math.log(1.02)  # buckets of the percentile: each 2 % wider than the one below
 
 
@@ -83,7 +83,7 @@ class TargetWindow:
         if int(now_s / SLOT_S) != self._number:
             self._turn(now_s)
         self._uncounted.append((value_s, backend, parts))
-        if len(self._uncounted) >= _MOST_UNCOUNTED:
+        if len(self._uncounted) >= MOST_UNCOUNTED:
             self._count()
 
     def _count(self) -> None:
