@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.load import wait_until
-from tests.fakes.stores import free_port
+from tonle.bench.server_process import free_port
 
 START_S, STOP_S = 180.0, 60.0
 TONLE = [sys.executable, "-m", "tonle"]

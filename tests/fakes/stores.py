@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tonle.bench.server_process import free_port
 
 TRIES, PAUSE_S = 600, 0.1  # a minute, for a machine that is busy
 
@@ -83,12 +84,6 @@ class Store:
 
     def thaw(self) -> None:
         self._server.signal_all(signal.SIGCONT)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- Redis

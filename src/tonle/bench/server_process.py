@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from tonle.errors import ConfigError
 
 READY_S = 600.0  # weights are read, kernels compiled, graphs captured
 STOP_S = 30.0  # between the request to stop and the kill
+_PORTS = range(10_000, 30_000)  # below those of outgoing connections: from 32,768 on Linux, 49,152 elsewhere
 _POLL_S = 0.05
 _ASK_S = 5.0
 _LOG_LINES = 15
@@ -45,7 +47,12 @@ Progress = Callable[[float, str], None]  # seconds so far, last line of the log
 
 
 def free_port() -> int:
-    """A port of the loopback interface that no process listens on now."""
+    """A port of the loopback interface that no process uses now. The kernel gives none of these to outgoing connections, one of
+    which could otherwise have it before the server that it is for has started, or while that is restarted."""
+    for port in random.Random().sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

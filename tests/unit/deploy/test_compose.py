@@ -20,7 +20,8 @@ import yaml
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import tonle_serve
 from tests.unit.deploy.examples import ROOT, committed_and_rendered, files_of
-from tests.unit.deploy.test_containers import free_port, status_of, wait_for
+from tests.unit.deploy.test_containers import status_of, wait_for
+from tonle.bench.server_process import free_port
 from tonle.deploy.compose import GATEWAY_PORT
 from tonle.errors import ConfigError
 

@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import pytest
 
 import tonle
 from tests.fakes.dockerfile import Instruction, Replay, Stage, read
+from tonle.bench.server_process import free_port
 from tonle.models import default_model
 from tonle.models.source import cached_models, resolve
 
@@ -207,11 +207,6 @@ def loaded_by_a_gateway(settings: Path, report: Path) -> list[str]:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors.decode()
     return json.loads(report.read_text())  # type: ignore[no-any-return]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def status_of(port: int, path: str, *, key: str | None = None, body: bytes | None = None) -> int | None:

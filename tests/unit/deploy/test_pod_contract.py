@@ -20,10 +20,10 @@ import pytest
 from tests.fakes.checkpoints import save_folder
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment
 from tests.unit.deploy.matrix import Case, workload_of
+from tonle.bench.server_process import free_port
 from tonle.config.cache_dir import cache_dir
 from tonle.config.load_settings import load
 from tonle.deploy.document import Document
-from tonle.edge.listening import bind
 
 STREAMS = 8  # that run when a pod is told to stop
 TOKENS = 800  # of each
@@ -76,8 +76,7 @@ def mounted(text: str, model: Path, cache: Path) -> str:
 def started(container: Document, model: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     assert container["command"] == ["tonle", "serve"]
     assert container["args"][0] == "/mnt/models"
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     args = [mounted(filled_in(arg), model, cache) for arg in container["args"]]
     own = container["ports"][0]["containerPort"]
     assert f"--port={own}" in args and "--host=0.0.0.0" in args

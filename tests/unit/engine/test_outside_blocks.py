@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.checkpoints import save_folder, tiny_model
 from tests.fakes.driver import Driver
+from tonle.bench.server_process import free_port
 from tonle.config.engine import EngineConfig
 from tonle.engine.outside_blocks import OutsideBlocks
 from tonle.errors import ConfigError
@@ -30,8 +31,7 @@ class Part:
 
 def test_nothing_stays_open_if_a_later_part_cannot_be_opened(tmp_path: Path) -> None:
     save_folder("llama", tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = EngineConfig(device="cpu", role="prefill", kv_transfer_host="127.0.0.1", kv_transfer_port=port,
                           kv_offload_memory=1)  # fmt: skip
     with pytest.raises(ConfigError, match="holds no KV block"):

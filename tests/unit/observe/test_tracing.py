@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.fakes.otlp_collector import Collector, running_collector
 from tests.unit.observe.test_otel_spans import facts, seen
+from tonle.bench.server_process import free_port
 from tonle.config.gateway import GatewayConfig
 from tonle.errors import ConfigError
 from tonle.observe import otlp_sender
@@ -39,12 +39,6 @@ def open_tracing(endpoint: str, **settings: Any) -> Tracing:
     found = Tracing.of(GatewayConfig(otlp_endpoint=endpoint, **settings), "tonle-test")
     assert found is not None
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def test_the_callers_decision_counts() -> None:
