@@ -268,8 +268,9 @@ def parts_of(seen: SeenRequest) -> Parts:
     return gateway_s, queueing_s, prefill_s, backend_s, decode_s, stalls_s, preemption_s, delivery_s  # as `PARTS`
 
 
-_BETWEEN = [part in ("decode", "stalls", "preemption") for part in PARTS]  # tokens
+# Which of `PARTS` lie before the first token, and which between two tokens.
 _BEFORE_FIRST = [part in ("gateway", "queueing", "prefill", "backend") for part in PARTS]
+_BETWEEN = [part in ("decode", "stalls", "preemption") for part in PARTS]
 
 
 def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:

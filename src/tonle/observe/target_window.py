@@ -1,7 +1,7 @@
 """`TargetWindow`: the requests of the last minutes held against one latency target.
 
 Does: count those beyond it, estimate a percentile, and say which part of their time the excess lies in, and at which backend.
-Does not: read a clock or keep single requests, but for the latest, which are counted together, at a third of the cost: what it
+Does not: read a clock or keep single requests, but for the latest, which are counted together because that is cheaper: what it
 keeps are counts and sums of ten seconds each.
 
 The excess of a part is what slow requests spent in it beyond what the others spent there on average. The largest part of a slow
@@ -22,7 +22,7 @@ Parts = Sequence[float]  # seconds of each of `PARTS`; 0 for one that is not kno
 NO_PARTS = (0.0,) * len(PARTS)
 
 SLOT_S = 10.0
-MOST_UNCOUNTED = 250  # requests
+MOST_UNCOUNTED = 250  # requests of a window that wait to be counted together
 _GROWTH = math.log(1.02)  # buckets of the percentile: each 2 % wider than the one below
 
 
@@ -75,7 +75,7 @@ class TargetWindow:
         self._num_slots = math.ceil(seconds / SLOT_S)
         self._past: deque[tuple[int, _Sums]] = deque()  # number of the slot, oldest first
         self._number = 0
-        self._current = _Sums()  # without
+        self._current = _Sums()  # of the slot `_number`, without `_uncounted`
         self._uncounted: list[tuple[float, str, Parts]] = []  # value, backend, parts
         self._total = _Sums()  # of `_past`
 

@@ -191,6 +191,17 @@ def test_what_says_nothing_about_speed_is_not_counted() -> None:
     assert sla.counts() == {"e2e": (1, 1), "ttft": (0, 0)}
 
 
+def test_the_cause_of_slow_gaps_is_told_per_token() -> None:
+    """Not per request: a long answer spends more in decode than a short one, at the same pace."""
+    sla = Clock().sla(itl=0.012)
+    for _ in range(90):
+        sla.ended(seen(completion_tokens=2, last_s=0.11, total_s=0.12))
+    for _ in range(10):
+        spent = TimeSpent(stalled_s=0.5)
+        sla.ended(seen(backend="b", completion_tokens=101, last_s=1.6, total_s=1.61, spent=spent))
+    assert target(sla, "itl").cause == "decode stalled by prompts at b"
+
+
 def test_the_parts_add_up_to_the_whole() -> None:
     draw = random.Random(1)
     for _ in range(300):

@@ -58,6 +58,16 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(what)
 
 
+def lose_rank(engine: InferenceEngine) -> None:
+    """Kill the other rank under a request, which ends with an error, and so does the engine."""
+    running = engine.submit_request([5, 6, 7], LONG)
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(InternalError):
+        engine.result(running, timeout=120)
+    wait_for(lambda: not engine.is_running, "the engine does not know that it has ended")
+
+
 @pytest.fixture
 def no_ranks_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No processes, and no folders that they met in."""
@@ -75,12 +85,7 @@ def test_a_rank_that_is_killed_ends_requests_at_once_and_the_engine_can_start_ag
     with engine:
         first = engine.submit_request([5, 6, 7], SHORT)
         assert len(engine.result(first, timeout=60).output_ids[0]) == 4
-        running = engine.submit_request([5, 6, 7], LONG)
-        (pid,) = rank_pids()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(InternalError):
-            engine.result(running, timeout=120)
-        wait_for(lambda: not engine.is_running, "the engine does not know that it has ended")
+        lose_rank(engine)
         assert rank_pids() == []
         with pytest.raises(InternalError, match="ended with an error"):
             engine.submit_request([5], SHORT)
@@ -109,12 +114,7 @@ def test_a_rank_whose_sums_break_before_its_socket_is_named(
 ) -> None:
     monkeypatch.setattr(select, "poll", _LatePoll)
     with InferenceEngine(folder, config=config()) as engine:
-        running = engine.submit_request([5, 6, 7], LONG)
-        (pid,) = rank_pids()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(InternalError):
-            engine.result(running, timeout=120)
-        wait_for(lambda: not engine.is_running, "the engine does not know that it has ended")
+        lose_rank(engine)
     assert "rank 1 of the model is gone (signal SIGKILL)" in caplog.text
 
 
